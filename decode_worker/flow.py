@@ -53,7 +53,7 @@ class DecodeFlow:
         self._kv = kv
         self._hand_back = hand_back
         self._is_pushed = True
-        self._credit = self._slots.count  # how many more jobs the broker can push to this worker, at least
+        self._credit = self._slots.count  # the broker can push at least this many more jobs
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="fetch ahead")
         self._ahead: Delivery | None = None
         self._ahead_since = 0.0

@@ -61,7 +61,7 @@ _PROBE_EVERY_S = 30.0
 LOCAL_PREFILL_TOKENS = 256
 # The maximum mean difference between two sets of log-probabilities, in nats. Rounding causes differences up to 0.11
 # (SmolLM2 as Q4_1, float32 and bfloat16, between llama.cpp and MLX). The KV cache of another prompt causes 0.6 to 3.4.
-# These two figures come from tiny models with random weights, which predict no token with confidence.
+# The figures 0.6 and 3.4 come from tiny models with random weights, which predict no token with confidence.
 MAX_GAP = 0.5
 
 

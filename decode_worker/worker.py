@@ -205,7 +205,7 @@ class DecodeWorker:
     def stop(self, abort: bool = False) -> None:
         """Stop after the jobs in the slots. With `abort`, hand those back too."""
         self.loop.stop()
-        self._aborting = abort or self._aborting  # this comes first, because a job can begin at the same moment
+        self._aborting = abort or self._aborting  # comes first, because a job can begin at the same moment
         if abort:
             self._end_all("not now")
 

@@ -12,7 +12,7 @@ class ModelRate:
 
     model: str
     answers: int
-    # The tokens that the engine computed, divided by the seconds that it computed them.
+    # The tokens that the engine computed, divided by the seconds that it needed for them.
     prefill_tokens_per_s: float
     decode_tokens_per_s: float  # for one sequence; all slots together decode faster
     transferred_answers: int  # answers decoded from a KV cache that another engine computed

@@ -46,7 +46,7 @@ class BatchView:
         self._lock = threading.RLock()
         self._stamp: tuple[tuple[int, int], ...] | None = None
         self._tail = LineTail(folder / "results.jsonl", make=codec.result_from_dict)
-        # The grades in the file that was last written before the batch was planned.
+        # The grades that were stored in the folder when this view last planned the batch.
         self.stored_class: GradedClass | None = None
         self._plan_key: object = None
         self._entries: list[BatchEntry] = []

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 # more.
 TOLERANCE = 1e-4
 # Digits of a frequency in a family's name. Names must be equal, so no tolerance is possible. Two configurations of one
-# model always differ by more in some frequency. In about one of a thousand models, two engines round to different
-# digits. Then the transfer is refused.
+# model always differ in these digits of some frequency. In about one of a thousand models, two engines round to
+# different digits. Then the transfer is refused.
 _NAMED_DIGITS = 3
 
 

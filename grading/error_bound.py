@@ -23,7 +23,7 @@ SIZES = (15, 30, 60)
 MAX_THRESHOLDS = 5
 # Two groups count as different if their p-value is below this.
 SIGNIFICANCE_LEVEL = 0.01
-# If two probabilities differ by less than this, rounding can be the only reason. The looser bound is then used.
+# If two probabilities differ by less than this, the reason can be rounding. The looser bound is then used.
 _ROUNDING = 1e-9
 
 

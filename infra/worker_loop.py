@@ -44,7 +44,9 @@ _FORGOTTEN_S = 10.0  # if jobs wait and none comes for this long, the broker has
 _LOOK_AT_NOW_S = 0.25
 _LOOK_AT_SUSPECTS_S = 2.0
 _LATE_S = 20.0  # results later than this are late; a broker's restart or a lost connection takes less time
-LISTEN_S = 0.02  # how long to listen only for `bulk`; the next check costs the broker nothing
+# Maximum wait for a `bulk` job before the loop checks whether a `now` job was announced; the check costs the broker
+# nothing.
+LISTEN_S = 0.02
 
 
 class Flow(Protocol):
@@ -267,7 +269,7 @@ class ConsumerLoop:
         if self._stopping.is_set():
             return self._settler.hand_back_all([delivery])
         if topology.is_suspects_queue(delivery.queue):
-            # Hand back all other jobs: the suspect could crash them too.
+            # Hand back all other jobs, because the suspect could kill this worker.
             self._settler.hand_back_all(source.flow.pause())
             return self._run_alone(jobs, delivery)
         jobs.accept(delivery)

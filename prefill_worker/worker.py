@@ -162,7 +162,7 @@ class PrefillWorker:
     def stop(self, abort: bool = False) -> None:
         """Stop after the jobs in hand. With `abort`, hand those back too."""
         self.loop.stop()
-        self._aborting = abort or self._aborting  # this comes first, because a job can begin at the same moment
+        self._aborting = abort or self._aborting  # comes first, because a job can begin at the same moment
         if abort:
             for attempt in self._in_hand():
                 attempt.stop_for("not now")

@@ -229,7 +229,7 @@ class Outlook:
     decode_s: float  # mean time of a job
     is_measured: bool  # whether this worker has decoded a job of this model
     has_peers: bool  # whether this model is the home model of other workers too
-    may_leave: bool  # whether one of those workers is fast enough to do the last jobs
+    may_leave: bool  # whether another worker with this home model is fast enough to do the last jobs
     at: float  # monotonic clock
 
     @property

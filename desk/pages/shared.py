@@ -114,7 +114,8 @@ class Desk:
         """Return the class now. Raises BatchError if the batch can't be read."""
         view, decisions = self.view(folder), self.decisions(folder)
         overrides_by_item = dict(decisions.refresh())
-        # The stamp is taken first. A change while the rows are made then differs from it, and they are made again.
+        # The stamp is taken first. If a file changes while the rows are made, the next stamp differs, and the rows are
+        # made again.
         stamp = (
             view.version,
             decisions.version,

@@ -41,13 +41,13 @@ _ASK_S = 60.0  # a CUDA build takes seconds to list its devices
 # The settings of servers that Kvasir starts: command-line words, then the parameter of xllamacpp and its value. The
 # words are used only if the server knows the first of them.
 SETTINGS: tuple[tuple[tuple[str, ...], str, object], ...] = (
-    # Without this a restored slot is cleared when another slot starts.
+    # Without this, a restored slot is cleared when another slot starts.
     (("--no-kv-unified",), "kv_unified", False),
-    # Without this sliding-window layers drop what a restored slot needs, and the slot starts over.
+    # Without this, sliding-window layers drop what a restored slot needs, and the slot starts over.
     (("--swa-full",), "swa_full", True),
-    # Without this the server fills slots from its own cache of prompts.
+    # Without this, the server fills slots from its own cache of prompts.
     (("--cache-ram", "0"), "cache_ram_mib", 0),
-    # Without this a recurrent model's slot file holds a state for each checkpoint.
+    # Without this, a recurrent model's slot file holds a state for each checkpoint.
     (("--ctx-checkpoints", "0"), "n_ctx_checkpoints", 0),
     (("--no-warmup",), "warmup", False),
     (("--no-webui",), "ui", False),
@@ -94,8 +94,8 @@ def arguments(launch: Launch, help_text: str) -> list[str]:
     words = ["--model", str(launch.weights), "--host", str(launch.socket)]
     words += ["--ctx-size", str(launch.tokens), "--parallel", str(launch.slots)]
     words += ["--slot-save-path", f"{launch.slot_folder}/"]
-    # In older releases this option is a switch. In newer ones it takes a value. Without flash attention V is stored
-    # transposed.
+    # In older releases, this option is a switch. In newer releases, it takes a value. Without flash attention, V is
+    # stored transposed.
     words += ["--flash-attn", "on"] if re.search(r"--flash-attn\s+[\[<{]?on", help_text) else ["--flash-attn"]
     for option in (*(option for option, _, _ in SETTINGS), ("--no-context-shift",)):
         words += option if _has_option(help_text, option[0]) else ()

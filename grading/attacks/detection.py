@@ -24,7 +24,7 @@ MAX_SENTENCES = 6_000
 MAX_SHOWN = 120
 # Up to this many sentences and characters are scored together, because a phrase can continue in the next line.
 _RUN, _RUN_CHARS = 3, 420
-# The same limits for short lines. More short lines are scored together.
+# The same limits for short lines, which are scored together in larger groups.
 _LINES, _LINES_CHARS = 6, 120
 # Long texts cause more false alarms. In a text with more than this many sentences, the score must be higher.
 _USUAL, _CAUTION = 20, 1.1

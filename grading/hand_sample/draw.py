@@ -40,7 +40,7 @@ class SamplePlan:
 
     # The numbers of hand grades at which the bound is computed. Each further number makes the bound looser.
     sizes: tuple[int, ...] = (30,)
-    tolerance: Points = 1  # the allowed difference between the points of the model and of the person
+    tolerance: Points = 1  # allowed difference between the model's points and the person's
     at_most: float = 0.2  # the promise: at most this share of the unseen grades differs by more than `tolerance`
     confidence: float = CONFIDENCE
     signal: str = "reasons"

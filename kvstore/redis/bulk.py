@@ -422,7 +422,7 @@ class Arena:
             chunk = self._idle.pop()
         except IndexError:
             chunk = _fresh_chunk()
-        array = np.frombuffer(chunk, np.uint8)  # views of the array, and arrays over those views, keep it alive
+        array = np.frombuffer(chunk, np.uint8)  # views of the array, and arrays over those views, keep the chunk in use
         weakref.finalize(array, self._idle.append, chunk).atexit = False
         return array.data
 
