@@ -24,8 +24,8 @@ from messages.errors import BrokerUnavailable, NoQueue
 # A slot counts as nearly free if its job will end within this time, or within twice the time that fetching a KV cache
 # takes.
 _SOON_S = 0.5
-# A fetched job that gets no slot within this time is handed back: the worker expected a free slot too early. If a
-# quarter of a job's mean time is longer than this time, it counts instead.
+# A fetched job that gets no slot within this time is handed back, because the worker expected a free slot too early.
+# For long jobs, the limit is a quarter of a job's mean time.
 _HOLD_S = 2.0
 
 

@@ -169,7 +169,7 @@ class Generator:
         self._worker_id = worker_id
         self._observe = observe
         self.checks = KVChecks(kv_check_every)
-        self._failed_fetches = 0  # failed fetches and probes since the last one that succeeded
+        self._failed_fetches = 0  # number of failed fetches and probes since the last success
         self._next_probe = 0.0  # monotonic clock
 
     def result(self, attempt: DecodeAttempt) -> JobResult:

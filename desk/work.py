@@ -33,7 +33,7 @@ from producers.storage.private import (
 )
 from producers.storage.shapes import from_json, parse_as
 
-# In the log, this line stands between the lines of one process and those of the next.
+# In the log, this line separates the lines of one process from the lines of the next process.
 RESTART_EVENT = "work_started"
 
 # With this empty trap, Ctrl-C ends the command, but not the shell around it.

@@ -341,8 +341,8 @@ def _read(path: Path) -> Roster:
 _KINDS = {
     ("canvas_user_id", "group_name"): ("canvas", ("canvas_user_id", "name", "group_name", "sections")),
     ("github_username", "identifier"): ("classroom", ("github_username", "identifier")),
-    # `assign_grading_table` in `mod/assign/gradingtable.php` writes these columns. Group is there only if teams hand
-    # in.
+    # `assign_grading_table` in `mod/assign/gradingtable.php` writes these columns. The column Group exists only if
+    # teams hand in.
     ("Identifier", "Grade"): ("moodle", ("Identifier", "Full name", "Group")),
     ("Student", "ID"): ("canvas", ("ID", "Student", "", "Section")),
     ("LastName", "FirstName", "ID"): ("canvas", ("ID", "LastName", "", "Section")),

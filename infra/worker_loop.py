@@ -44,9 +44,7 @@ _FORGOTTEN_S = 10.0  # if jobs wait and none comes for this long, the broker has
 _LOOK_AT_NOW_S = 0.25
 _LOOK_AT_SUSPECTS_S = 2.0
 _LATE_S = 20.0  # results later than this are late; a broker's restart or a lost connection takes less time
-# Maximum wait for a `bulk` job before the loop checks whether a `now` job was announced; the check costs the broker
-# nothing.
-LISTEN_S = 0.02
+LISTEN_S = 0.02  # maximum wait for `bulk`; then the loop checks, at no cost, whether a `now` job was announced
 
 
 class Flow(Protocol):

@@ -190,8 +190,7 @@ class WorkerInfo:
     resident_tokens_per_s: tuple[float, ...] = ()  # of one sequence
     resident_answer_tokens: tuple[float, ...] = ()  # mean length of an answer
     stolen: int = 0  # jobs that it took from other models since its start
-    # Number of checks that found jobs of other models, but stole none, because that would not have saved time.
-    not_stolen: int = 0
+    not_stolen: int = 0  # checks that found jobs of other models, but stole none, because that would save no time
     left: int = 0  # how often it left a job of its own model to a faster worker
     layout: str = ""  # its KV cache's layout, from `layout_text`; "": no transfer, or an older worker
     sketch: str = ""  # hexadecimal hash of its engine's sketch; "": it has none, or an older worker

@@ -32,7 +32,7 @@ _HALVES |= _GATED_DELTA
 _RECURRENT = ("ssm.conv_kernel", "shortconv.l_cache", "wkv.head_size")
 # Only every n-th layer attends to all positions. The others attend to a window, unless the file says otherwise.
 _WINDOW_PATTERNS = {"gpt-oss": 2, "gemma3": 6}
-_GEMMA3_WINDOW_BASE = 10_000.0  # RoPE base of the windowed layers, unless the file says otherwise
+_GEMMA3_WINDOW_BASE = 10_000.0  # RoPE base of the windowed layers, if the file states none
 
 
 @dataclass(frozen=True, slots=True)

@@ -99,7 +99,7 @@ def arguments(launch: Launch, help_text: str) -> list[str]:
     words += ["--flash-attn", "on"] if re.search(r"--flash-attn\s+[\[<{]?on", help_text) else ["--flash-attn"]
     for option in (*(option for option, _, _ in SETTINGS), ("--no-context-shift",)):
         words += option if _has_option(help_text, option[0]) else ()
-    if not _has_option(help_text, "--fit"):  # older releases compute on the CPU unless told otherwise
+    if not _has_option(help_text, "--fit"):  # older releases compute on the CPU by default
         words += ["--n-gpu-layers", "999"]
     return words + (["--threads", str(launch.threads)] if launch.threads else [])
 

@@ -259,7 +259,7 @@ def _parameters(xllamacpp: Any, launch: Launch) -> Any:
     params.cpuparams.n_threads = threads
     params.cpuparams_batch.n_threads = threads
     if launch.threads == 1:
-        # A whole prompt is one batch, so that answers can be compared. In batches of less than 64 tokens attention
+        # A whole prompt is one batch, so that answers can be compared. In batches of less than 64 tokens, attention
         # rounds differently, and the server splits a prompt at places that depend on what else it decodes.
         params.n_batch = params.n_ubatch = _WHOLE_PROMPT
     return params

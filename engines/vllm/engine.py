@@ -88,7 +88,7 @@ def launch_for(options: EngineOptions) -> tuple[HFFolder, HostLaunch]:
     layout = _layout(folder)
     sequences = options.slots + options.prefill_slots
     arguments = _arguments(folder, layout, _context(folder, options), sequences)
-    # On a CPU, compiling takes a minute. With vLLM's own chunk size a prompt would be one chunk, and its blocks would
+    # On a CPU, compiling takes a minute. With vLLM's own chunk size, a prompt would be one chunk, and its blocks would
     # leave late.
     if vllm_environment.cpu:
         arguments |= {"enforce_eager": True, "max_num_batched_tokens": max(_CPU_CHUNK_TOKENS, sequences)}

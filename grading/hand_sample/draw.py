@@ -63,7 +63,7 @@ class Stratum:
 
     name: str
     members: tuple[SampleMember, ...]
-    # Item ids in the order of the draw, enough of them for the largest planned size.
+    # Item ids in the order of the draw, as many as the largest planned size needs.
     sample: tuple[str, ...]
 
 

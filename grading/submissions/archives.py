@@ -52,7 +52,7 @@ _DATA_SUFFIXES = frozenset(
     | {".rds", ".rda", ".rdata", ".rdb", ".rdx", ".sqlite", ".db", ".dta", ".sav", ".sas7bdat"}
 )
 _UNSAFE_CHARACTERS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
-# The largest share of control characters in a text. Saved terminal output contains ESC characters, but far fewer than
+# The maximum share of control characters in a text. Saved terminal output contains ESC characters, but far fewer than
 # this.
 _BINARY_SHARE = 0.1
 # In UTF-16 text, one byte of each pair is NUL far more often than the other byte: at least this many times as often.
@@ -78,7 +78,7 @@ _GUESSED_ENCODINGS = [
     "cp1255",
     "cp1256",
 ]
-# Encodings of DOS and old Macs. Each accent has another byte there than in Windows.
+# Encodings of DOS and old Macs. In them, an accented letter has another byte than in Windows.
 _OLD_WESTERN_ENCODINGS = ("cp850", "mac_roman")
 # An encoding is guessed from pieces of the text. These are the limits for a piece's bytes and for the number of pieces.
 _PIECE_BYTES, _MAX_PIECES = 4_000, 100

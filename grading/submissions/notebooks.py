@@ -56,7 +56,7 @@ _ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b\n]{0,1000}(?:\x07|\
 _DATA_URI = re.compile(r"data:[\w.+-]{1,60}/[\w.+-]{1,60};base64,[A-Za-z0-9+/=%]*")
 _ANY_TAG = re.compile(r"<[!?/]?[A-Za-z][^<>]*>|<!?--|<[!/A-Za-z][^<>]*\Z")
 _SPACE = re.compile(r"\s+")
-# Such a reference is too long for a valid character, and Python refuses to convert very long numbers.
+# A reference with this many digits is too long for a valid character, and Python refuses to convert very long numbers.
 _LONG_REFERENCE = re.compile(r"&#[0-9]{9,};?")
 _CELL_END = re.compile(r"</t[dh]\b[^<>]*>", re.IGNORECASE)
 _BREAK = re.compile(

@@ -43,7 +43,8 @@ VARIABLES: Mapping[Keys, str] = {
     ("grading", "temperature"): "KVASIR_TEMPERATURE",
     ("grading", "top_p"): "KVASIR_TOP_P",
 }
-# Passwords come only from the environment: the file has no key for one, and there is no flag.
+# Passwords come only from the environment: the configuration file has no key for a password, and no command has an
+# option for it.
 PASSWORDS = {"broker": "KVASIR_BROKER_PASSWORD", "store": "KVASIR_STORE_PASSWORD"}
 API_KEY = "KVASIR_API_KEY"  # key for the server of the openai engine
 VLLM_PYTHON = "KVASIR_VLLM_PYTHON"  # read by the vllm engine
