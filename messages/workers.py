@@ -69,7 +69,7 @@ class RateCurve:
     parallel sequences."""
 
     model: str
-    at: tuple[float, ...]  # at how many prompt tokens, or parallel sequences, a rate was measured; ascending
+    at: tuple[float, ...]  # numbers of prompt tokens, or of parallel sequences, where the rate was measured; ascending
     tokens_per_s: tuple[float, ...]  # the rate for a prompt of that length, or of all parallel sequences together
 
     def __post_init__(self) -> None:
@@ -184,7 +184,7 @@ class WorkerInfo:
     notes: str = ""  # one sentence for the operator
     jobs: tuple[str, ...] = ()  # ids of the jobs that it holds
 
-    # Of decode workers only: the models in memory, the home model first, and what was measured of each. 0 means that
+    # For decode workers only: the models in memory, the home model first, and what was measured of each. 0 means that
     # nothing is measured yet.
     resident: tuple[str, ...] = ()
     resident_tokens_per_s: tuple[float, ...] = ()  # of one sequence

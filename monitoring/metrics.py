@@ -27,7 +27,7 @@ MAX_MODELS = 64  # maximum number of label values; jobs of further models are co
 OTHER_LABEL = "other"
 QUESTIONS = ("code", "feedback", OTHER_LABEL)
 REASONS = ("home_busy", "unserved")  # reasons of a steal
-NEVER_S = 1e9  # in an event about a steal: no other worker would have done the job
+NEVER_S = 1e9  # means, in an event about a steal, that no other worker would have done the job
 STATES = ("succeeded", "failed", "expired")
 
 Facts = Mapping[str, Any]

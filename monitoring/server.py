@@ -25,7 +25,7 @@ from messages.errors import ConfigError
 from monitoring.access import LOOPBACK, why_not
 
 MAX_CONNECTIONS = 32
-_REQUEST_TIMEOUT_S = 10.0  # for a whole request: connecting, sending, reading the answer
+_REQUEST_TIMEOUT_S = 10.0  # time limit for a whole request: connecting, sending, reading the answer
 
 Answer = tuple[int, str, bytes]  # status, content type, body
 

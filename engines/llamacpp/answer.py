@@ -24,7 +24,7 @@ from messages.errors import EngineUnavailable, InvalidSchema
 from messages.jobs import Sampling
 
 _FINISH = {"eos": "stop", "word": "stop", "limit": "length"}
-# Only the samplers that `Sampling` names, in llama.cpp's own order. Without this list llama.cpp would add its defaults
+# Only the samplers that `Sampling` names, in llama.cpp's own order. Without this list, llama.cpp would add its defaults
 # (min_p, penalties).
 _SAMPLERS = ["top_k", "top_p", "temperature"]
 _NO_JSON = "~"  # no JSON text begins with this character

@@ -142,7 +142,7 @@ class AttachedServer(Conversation):
             end_message["why"] = f"vLLM's answer is not understood: {error!r:.200}"
         finally:
             self._drain()
-            if key not in self._failed_keys:  # otherwise the connector has already sent the reason
+            if key not in self._failed_keys:  # for a failed key, the connector has already sent the reason
                 self._hand_on(end_message | {"id": key})
             self._failed_keys.discard(key)
             self._evaluated_tokens.pop(key, None)

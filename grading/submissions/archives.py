@@ -453,7 +453,7 @@ def _member_problem(info: zipfile.ZipInfo) -> str:
         return "it is encrypted; hand it in without a password"
     if stat.S_ISLNK(info.external_attr >> 16):
         return "it is a link, not a file"
-    # With bzip2 and lzma a small file can expand to any size, and lzma can use any amount of memory.
+    # With bzip2 and lzma, a small file can expand to any size, and lzma can use any amount of memory.
     if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
         return "it is compressed in a way that isn't read; use an ordinary zip (deflate)"
     return ""

@@ -284,7 +284,7 @@ def user_data_dir(environ: Mapping[str, str]) -> Path | None:
 
 def _user_dir(environ: Mapping[str, str], variable: str, default: str) -> Path | None:
     xdg = environ.get(variable, "")
-    if Path(xdg).is_absolute():  # by the XDG specification a relative path is ignored
+    if Path(xdg).is_absolute():  # the XDG specification says that a relative path is ignored
         return Path(xdg) / "kvasir"
     home = environ.get("HOME")
     if not home:

@@ -223,7 +223,7 @@ class ServiceCheck:
                     with self.step(step):
                         broker.open_reply_queue(name)
                         broker.publish(topology.reply(queue), Message(os.urandom(SIZES[step])), _SILENT_S)
-                        broker.get(queue)  # not acknowledged, because the message is deleted with its queue
+                        broker.get(queue)  # the message is not acked, because it is deleted with its queue
                 with self.step("confirm"):
                     broker.publish(topology.reply(queue), Message(b"doctor"), _SILENT_S)
             finally:
@@ -245,7 +245,7 @@ class ServiceCheck:
                     nodes = client.execute_command("CLUSTER NODES") if is_cluster(self.url) else {}
                     self.server = min((node["node_id"] for node in nodes.values()), default="")
                     self.server = self.server or str(client.info("server")["run_id"])
-                # in a cluster each key belongs to one node; the check of the link covers this
+                # in a cluster, each key belongs to one node; the check of the link covers this
                 if not is_cluster(self.url):
                     key = f"doctor:{secrets.token_hex(8)}"
                     client.set(key, os.urandom(_VALUE_BYTES), ex=_KEY_TTL_S)

@@ -53,7 +53,7 @@ class Trial:
     # A lower bound, because the measured time includes saving, splitting and the wait for a decoder.
     put_bytes_per_s: float
     get_bytes_per_s: float
-    total_s: float  # from submission to the finished answer
+    total_s: float  # seconds from submission to the finished answer
     todo: str = ""
 
 

@@ -22,7 +22,7 @@ T = TypeVar("T")
 Client = redis.Redis | redis.RedisCluster
 
 CONNECT_TIMEOUT_S = 5.0
-NODE_TIMEOUT_S = 1.0  # for a node of a cluster
+NODE_TIMEOUT_S = 1.0  # time limit for a node of a cluster
 TIMEOUT_S = 15.0  # maximum wait without any progress; each request takes well under a second
 
 _REFUSED_LOGIN = (
