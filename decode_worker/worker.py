@@ -184,7 +184,8 @@ class DecodeWorker:
             self._settler.defer(attempt)
             yield False
         else:
-            # The abort came after this delivery and before this attempt was listed, so it did not reach the attempt.
+            # The worker was aborted after this delivery came and before this attempt was listed, so the abort did not
+            # reach the attempt.
             if self._aborting:
                 attempt.stop_for("not now")
             try:

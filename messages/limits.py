@@ -15,8 +15,8 @@ MAX_PARTS = 256  # parts of a prompt and of the questions after it
 # about 60,000 of them.
 MAX_JSON_PIECES = 100_000
 
-# A job's JSON schema. The libraries that build a grammar from it unroll repetitions, follow references
-# recursively on the native stack, and multiply automata. They check their own limits only afterwards.
+# A job's JSON schema. Libraries build a grammar from it: they unroll repetitions, follow references recursively on the
+# native stack, and multiply automata. They check their own limits only afterwards.
 MAX_SCHEMA_BYTES = 256 * _KIB
 MAX_SCHEMA_VALUES = 40_000
 MAX_SCHEMA_DEPTH = 64

@@ -34,7 +34,7 @@ _LOOK_EVERY_S = 0.5
 _KNOWN_FOR_S = 1.0
 # One reading is not enough to evict a class's prefix, because the broker can wrongly report that no job waits.
 _IDLE_FOR_SURE_S = 1.0
-# If for this long no job has waited for decode, and there is still no room, the store will not empty soon.
+# If no job has waited for decode for this long, and there is still no room, the store will not become emptier soon.
 _PATIENCE_S = 10.0
 _HOPELESS_FOR_S = 30.0
 # A job that needs at most this share of the high-water mark makes no reservation while the store is far from full. For

@@ -59,7 +59,7 @@ return 1
 """
 
 # KEYS holds pairs, here and below: the key of a result, and the key of its claim. The answer to a pair is the stored
-# result, or 1 if the claim is now this worker's, or 0.
+# result, or 1 if the claim is now this worker's, or 0 if another worker has the claim.
 _TAKE_UP = """
 local answers = {}
 for i = 1, #KEYS, 2 do
