@@ -51,11 +51,10 @@ MAX_BATCHES = 256  # under way
 MAX_BATCHES_PER_KEY = 32
 
 # Replies of other servers.
-# Largest reply to `openai` and `ollama`: a list of models, an error, or one line of a stream.
-MAX_REPLY_BYTES = 4 * _MIB
+MAX_REPLY_BYTES = 4 * _MIB  # a reply to `openai` or `ollama`: a list of models, an error, or one line of a stream
 MAX_STREAM_BYTES = 64 * _MIB  # a whole stream: 200,000 tokens, each in a separate event
 MAX_WAITING_EVENTS = 1_000  # events that were received and not yet read
-MAX_SERVER_REPLY_BYTES = 8 * _MIB  # largest reply of llama-server and vLLM, whose replies can list a prompt's tokens
+MAX_SERVER_REPLY_BYTES = 8 * _MIB  # a reply of llama-server or vLLM, which can list a prompt's tokens
 
 # A chat template. It is rendered once in a separate process before it is used.
 TEMPLATE_S = 5  # of computing
