@@ -98,7 +98,9 @@ def _forget_in_cluster(global_options: Globals, settings: Settings, batch_id: st
             DeadLetters(client.broker).close()
         # Some logins, such as a producer's, have no right to delete. Say so before anything is deleted.
         except ConfigError as error:
-            raise ConfigError(f"nothing was deleted, because only the operator may forget a batch: {error}") from None
+            raise ConfigError(
+                f"nothing was deleted, because only the operator is allowed to forget a batch: {error}"
+            ) from None
         client.cancel(batch_id)
         say(f"results that nobody had fetched: {_discard_results(client, batch_id)}")
         with DeadLetters(client.broker) as graveyard:
