@@ -85,7 +85,7 @@ def evaluate_command(
     --model, FOLDER holds submissions: each model grades them in a separate batch. Writes evaluation.html.
     """
     if bool(grades) == reviews:
-        raise EvaluationError("name the hand grades to compare with: pass either --grades FILE or --reviews, not both")
+        raise EvaluationError("name the hand grades to compare with: pass --grades FILE, or --reviews, but not both")
     batches = [_grade(global_options, folder, model, request_options) for model in models] or [folder]
     by_hand = read_hand_grades(bytes_of(grades) or b"", str(grades), column) if grades else reviewed_grades(batches[0])
     settings, reports = global_options.settings(), []
