@@ -14,6 +14,7 @@ from desk.text import escape_markdown
 from desk.view import BatchView
 from grading import export
 from grading.export import Choices, ExportFile, SinceLast
+from grading.export.final import NEEDS_REVIEW, LeftBlank, left_blank
 from grading.report.grades import save_graded
 from producers.words import plural
 
@@ -38,8 +39,7 @@ def show_export_page(desk: Desk, folder: Path) -> None:
     if not view.grades:
         st.caption("Nothing is graded yet.")
         return
-    include_unreviewed = st.checkbox("Include grades that nobody has reviewed yet", key="include unreviewed")
-    st.caption("A submission without points stays blank, never 0, and is listed under the file.")
+    include_unreviewed = st.checkbox("Include grades that still need review", key="include unreviewed")
     formats = {export_format.title: export_format for export_format in export.DESK_FORMATS}
     export_format = formats[str(st.selectbox("As", list(formats), key=f"export kind {folder}"))]
     if view.rubric and view.rubric.late:
@@ -62,7 +62,10 @@ def show_export_page(desk: Desk, folder: Path) -> None:
             export_file = export_format.make(folder, include_unreviewed=include_unreviewed, **choices)
             st.session_state["exported"] = (*asked, export_file, grades)
     last_export = st.session_state.get("exported")
-    if last_export and last_export[:4] == asked:
+    if not last_export or last_export[:4] != asked:
+        blanks = left_blank(row.final for row in desk.rows(folder)[1])
+        _list_blank([blank for blank in blanks if not (include_unreviewed and blank.reason.startswith(NEEDS_REVIEW))])
+    else:
         export_file, grades = last_export[4:]
         since = None
         if export_format.is_compared:
@@ -104,11 +107,16 @@ def _offer(folder: Path, file: ExportFile, since: SinceLast | None) -> None:
     st.download_button(f"Download {file.name}", file.data, file.name, file.media_type, **on_download)
     for note in file.notes:
         st.info(escape_markdown(note))
-    if file.left_blank:
-        st.warning(f"Left blank: {plural(len(file.left_blank), 'submission')}")
-        show_text("\n".join(f"{blank.submission}: {blank.reason}" for blank in file.left_blank[:_MAX_LINES]))
-        if len(file.left_blank) > _MAX_LINES:
-            st.caption(f"The first {_MAX_LINES} of {len(file.left_blank)}.")
+    _list_blank(file.left_blank)
+
+
+def _list_blank(blanks: Sequence[LeftBlank]) -> None:
+    """Name those that get no grade: as far as the class tells before the file is made, then as the file says."""
+    if blanks:
+        st.warning(f"Left blank, never 0: {plural(len(blanks), 'submission')}")
+        show_text("\n".join(f"{blank.submission}: {blank.reason}" for blank in blanks[:_MAX_LINES]))
+        if len(blanks) > _MAX_LINES:
+            st.caption(f"The first {_MAX_LINES} of {len(blanks)}.")
 
 
 class _PageForm:

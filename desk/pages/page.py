@@ -21,7 +21,7 @@ from desk.pages import (
 from desk.pages.address import SECTIONS, follow_address, write_address
 from desk.pages.markup import Markup
 from desk.pages.shared import Desk, get_desk, identify_browser, show_errors
-from desk.rows import Row, without_points
+from desk.rows import Row, count_words
 from desk.text import escape_markdown
 from messages.errors import KvasirError
 
@@ -153,32 +153,27 @@ def _choose_assignment(desk: Desk) -> Path | None:
 def _section(desk: Desk, folder: Path) -> str:
     """Return the section chosen in the side bar, which shows what waits in each.
 
-    A page that changes this redraws the side bar.
+    The review screen counts for itself, with each decision, and the side bar is not drawn again then: it says nothing.
     """
-    waits: dict[str, str] = {}
+    notes = _MEANINGS
     with suppress(KvasirError):  # the class's own pages report the error
-        waits = _waits(desk.rows(folder)[1])
-        st.session_state["counted"] = desk.by_people(folder)
-    captions = [waits.get(name, _MEANINGS.get(name, "")) for name in SECTIONS]
-    return str(st.sidebar.radio("Section", SECTIONS, captions=captions, key="section"))
+        rows = desk.rows(folder)[1]
+        notes = _MEANINGS if st.session_state["section"] == "Review" else _MEANINGS | _waits(rows)
+    return str(
+        st.sidebar.radio("Section", SECTIONS, captions=[notes.get(name, "") for name in SECTIONS], key="section")
+    )
 
 
 def _waits(rows: Sequence[Row]) -> dict[str, str]:
     """Return what waits in each section, in words and a colour. Sections in which nothing waits are left out."""
-    doubtful, pointless = sum(bool(row.needs_review) for row in rows), len(without_points(rows))
-    blanks = [(doubtful, "to review"), (pointless, "without points")]
-    blank_words = ", ".join(f"{count} {words}" for count, words in blanks if count)
-    counts = [
-        ("Grade", ":gray[●]", sum(row.state == "waiting" for row in rows), "not graded yet"),
-        ("Review", ":orange[●]", doubtful, "to review"),
-        ("Review", ":orange[●]", sum(row.awaits_reply for row in rows), "to reply to"),
-        ("Export", ":red[●]", doubtful + pointless, f"left blank: {blank_words}"),
-    ]
-    captions: dict[str, list[str]] = {}
-    for section, dot, count, words in counts:
-        if count:
-            captions.setdefault(section, []).append(f"{dot} {count} {words}")
-    return {section: "  \n".join(lines) for section, lines in captions.items()}
+    counts = count_words(rows)
+    blanks = ", ".join(counts[name] for name in ("review", "points") if name in counts)
+    captions = {
+        "Grade": [f":gray[●] {counts['open']}"] if "open" in counts else [],
+        "Review": [f":orange[●] {counts[name]}" for name in ("review", "reply") if name in counts],
+        "Export": [f":red[●] left blank: {blanks}"] if blanks else [],
+    }
+    return {section: "  \n".join(lines) for section, lines in captions.items() if lines}
 
 
 def _title(desk: Desk, folder: str) -> str:
