@@ -104,9 +104,8 @@ def count_words(class_rows: Sequence[Row], total: int = 0, finish: str = "") -> 
 
 def standing_words(class_rows: Sequence[Row], total: int = 0, finish: str = "") -> str:
     """`38 of 200 need review; 12 being graded, done by about 23:10`: how a class stands, as `count_words`."""
-    size = max(total, len(class_rows))
     return "; ".join(count_words(class_rows, total, finish).values()) or (
-        f"none of {size} needs review" if size else "nothing is graded yet"
+        f"none of {len(class_rows)} needs review" if class_rows else "nothing is graded yet"
     )
 
 

@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Sequence
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
 import streamlit as st
@@ -73,9 +74,7 @@ def show_export_page(desk: Desk, folder: Path) -> None:
                 since = export.since_last(folder, export_format.name, grades, export_file.held_ids)
                 st.write(escape_markdown(since.summary()))
                 if since.differences:
-                    show_text("\n".join(since.lines()[:_MAX_LINES]))
-                if len(since.differences) > _MAX_LINES:
-                    st.caption(f"The first {_MAX_LINES} of {len(since.differences)}.")
+                    _show_lines(since.lines())
             held_ids = export_file.held_ids
             held_grades = [final for final in grades if held_ids is None or final.grade.id in held_ids]
             for sentence in what_goes_out(held_grades, desk.rows(folder)[2]):
@@ -114,9 +113,13 @@ def _list_blank(blanks: Sequence[LeftBlank]) -> None:
     """Name those that get no grade: as far as the class tells before the file is made, then as the file says."""
     if blanks:
         st.warning(f"Left blank, never 0: {plural(len(blanks), 'submission')}")
-        show_text("\n".join(f"{blank.submission}: {blank.reason}" for blank in blanks[:_MAX_LINES]))
-        if len(blanks) > _MAX_LINES:
-            st.caption(f"The first {_MAX_LINES} of {len(blanks)}.")
+        _show_lines([shorten(f"{blank.submission}: {blank.reason}", 200, placeholder=" …") for blank in blanks])
+
+
+def _show_lines(lines: Sequence[str]) -> None:
+    show_text("\n".join(lines[:_MAX_LINES]))
+    if len(lines) > _MAX_LINES:
+        st.caption(f"The first {_MAX_LINES} of {len(lines)}.")
 
 
 class _PageForm:

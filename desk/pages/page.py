@@ -6,6 +6,7 @@ from pathlib import Path
 
 import streamlit as st
 
+from desk.assignments import grading_work
 from desk.backend import Backend
 from desk.pages import (
     bound_page,
@@ -153,12 +154,13 @@ def _choose_assignment(desk: Desk) -> Path | None:
 def _section(desk: Desk, folder: Path) -> str:
     """Return the section chosen in the side bar, which shows what waits in each.
 
-    The review screen counts for itself, with each decision, and the side bar is not drawn again then: it says nothing.
+    While figures change by themselves, on the review screen and while a class is graded, only the page counts: the side
+    bar is not drawn again then.
     """
     notes = _MEANINGS
     with suppress(KvasirError):  # the class's own pages report the error
-        rows = desk.rows(folder)[1]
-        notes = _MEANINGS if st.session_state["section"] == "Review" else _MEANINGS | _waits(rows)
+        waits = _waits(desk.rows(folder)[1])
+        notes = notes if st.session_state["section"] == "Review" or grading_work(folder).is_alive else notes | waits
     return str(
         st.sidebar.radio("Section", SECTIONS, captions=[notes.get(name, "") for name in SECTIONS], key="section")
     )

@@ -551,9 +551,10 @@ class Screen {
     const { changes } = this.drafts[this.shown];
     const { criteria } = this.state();
     const open = this.stillOpen();
-    const titles = criteria.filter((each) => changes[each.id] && isMisfit(each)).map(({ title }) => title).join(", ");
-    const blank = open.length ? ` Still to decide ${place}: ${open.join(", ")}. Until then the grade stays blank; a accepts what is left.` : "";
-    return blank + (titles ? ` The feedback on ${titles} was written for other points; x leaves it out.` : "");
+    const isSeen = ({ id }) => place === "here" && id === this.active; // its row says so
+    const titles = criteria.filter((each) => changes[each.id] && isMisfit(each) && !isSeen(each)).map(({ title }) => title).join(", ");
+    const blank = open.length ? ` Still to decide ${place}, or blank: ${open.join(", ")}; a accepts the rest.` : "";
+    return blank + (titles ? ` Feedback on ${titles} is for other points.` : "");
   }
 
   /** What stays undecided when the changes made here are saved: titles of criteria, and the work as a whole. */
@@ -994,9 +995,10 @@ class Screen {
     const { queues } = this.data;
     this.who.textContent = this.name(this.shown);
     const share = this.settings.share ? `, ${queues["needs review"].filter((id) => this.isMine(id)).length} of them in my part` : "";
-    const order = this.show === "needs review" ? "most doubts first" : "in the order of the files";
-    const shown = [this.show, this.settings.order && `only ${this.settings.order}`, order].filter(Boolean).join(", ");
-    this.place.textContent = `${this.queue.indexOf(this.shown) + 1} of ${this.queue.length} shown (${shown}) · in the class: ${this.data.standing}${share}`;
+    const order = this.show === "needs review" ? ", most doubts first" : ", in the order of the files";
+    const shown = [this.show, this.settings.order && `only ${this.settings.order}`].filter(Boolean).join(", ");
+    this.place.replaceChildren(`${this.queue.indexOf(this.shown) + 1} of ${this.queue.length} shown (${shown}`,
+      make("span", { class: "kv-wide" }, order), `) · in the class: ${this.data.standing}${share}`);
     this.fields.show.value = this.show;
     this.fields.order.value = this.settings.order;
     this.fields.share.value = this.settings.share;
@@ -1202,11 +1204,11 @@ class Screen {
     const area = make("textarea", { "aria-label": label, rows: "2", "data-key": "comment", placeholder: "Nothing is said here.", oninput: ({ target }) => { this.change(id, { feedback: target.value }); this.renderFoot(); } });
     area.value = text;
     const used = (this.data.phrases.comments[id] || []).length;
-    const fields = [make("span", { class: "kv-label" }, `${label}, for the student`, make("span", { class: "kv-hint" }, "Enter: done. Shift Enter: a new line."), used ? make("button", { type: "button", class: "kv-used", onclick: () => this.listComments() }, make("span", {}, "Used before"), " ", make("kbd", {}, "C")) : ""), ...notes, area];
+    const fields = [make("span", { class: "kv-label" }, `${label}, for the student`, make("span", { class: "kv-hint" }, "Enter ends it."), used ? make("button", { type: "button", class: "kv-used", onclick: () => this.listComments() }, make("span", {}, "Used before"), " ", make("kbd", {}, "C")) : ""), ...notes, area];
     if (!this.drafts[this.shown]?.changes[id]) return fields;
     const reason = make("input", { "aria-label": "Reason for the change", autocomplete: "off", "data-key": "reason", oninput: ({ target }) => this.change(id, { reason: target.value.trim() || undefined }) });
     reason.value = this.reason(id);
-    return [...fields, make("span", { class: "kv-label" }, "Reason for the change, for the course team", make("span", { class: "kv-hint" }, "Taken as it stands unless you choose another.")),
+    return [...fields, make("span", { class: "kv-label" }, "Reason, for the course team", make("span", { class: "kv-hint" }, "Taken as it stands unless you choose another.")),
       make("div", { class: "kv-line" }, reason, make("button", { type: "button", onclick: () => this.listReasons() }, make("span", {}, "Reasons"), " ", make("kbd", {}, "R")))];
   }
 

@@ -177,6 +177,7 @@ def test_a_filter_that_shows_nobody_any_more_is_left_and_a_choice_gives_the_keys
     open_review(browser, desk, folder)
     browser.wait_for("1 of 1 shown (needs review, most doubts first) · in the class: 1 of 3 needs review")
     wait_until(lambda: not browser.evaluate("window.kvasirReview.state().isBlank"), "the grade is there", PATIENCE_S)
+    time.sleep(0.5)  # in which it is read
     press(browser, "a")
     wait_until_kept(browser, folder, 1)
     browser.click("Results")
@@ -221,7 +222,7 @@ def test_feedback_that_was_written_for_other_points_is_said_to_be_and_left_out_b
     [decided] = wait_until_kept(browser, folder, 1)
     assert (decided.points, decided.feedback) == (1, "")
     press(browser, "3", "…", "Enter")
-    browser.wait_for("The feedback on It runs was written for other points")
+    browser.wait_for("Feedback on It runs is for other points. k goes back.")
     assert wait_until_kept(browser, folder, 2)[1].feedback == "Fine."
     browser.wait_for("This feedback was written for 2 of 3; it is now 3.")
 
@@ -420,10 +421,12 @@ def test_what_saving_leaves_open_is_said_before_it_is_saved(browser: Browser, de
     browser.wait_for("Accept and next")
     press(browser, "1")
     browser.wait_for("Save and next")
-    browser.wait_for("Still to decide here: It can be read. Until then the grade stays blank; a accepts what is left.")
-    browser.wait_for("The feedback on It runs was written for other points; x leaves it out.")
+    browser.wait_for("Still to decide here, or blank: It can be read; a accepts the rest.")
     browser.wait_for("Final points – / 5; 3 once all is decided")
-    press(browser, "x", "ArrowDown", "1", "x")
+    browser.wait_for("This feedback was written for 2 of 3; you gave 1.")
+    press(browser, "ArrowDown")
+    browser.wait_for("Feedback on It runs is for other points.")
+    press(browser, "1", "x")
     browser.wait_for("Final points 2 / 5")
     browser.wait_gone("Still to decide")
     assert read_overrides(folder) == []
