@@ -36,19 +36,14 @@ _PAGES: dict[str, Callable[[Desk, Path], None]] = {
     "Export": export_page.show_export_page,
     "Fleet": fleet_page.show_fleet_page,
 }
-# On every page, and those of a section; the review screen has a list of its own.
+# The same on every page: a list that changed with the section would fold shut.
 _KEYS = {
-    "": {
-        "Tab": "the next field or button; with Shift the one before",
-        "Enter, Space": "press the button, or tick the box",
-        "?": "this list",
-    },
-    "Results": {"↑, ↓": "the name in the next row, or the one before; Enter opens it"},
-    "Review": {"?": "all keys of the review"},
-    "Bound": {
-        "j, k": "the next, or the previous, submission",
-        "0 to 9": "so many points for the criterion marked ▸, which then moves on to the next",
-    },
+    "Tab": "the next field or button; with Shift the one before",
+    "Enter, Space": "press the button, or tick the box",
+    "↑, ↓": "in Results: the name in the next row, or the one before; Enter opens it",
+    "j, k": "in Bound: the next, or the previous, submission",
+    "0 to 9": "in Bound: so many points for the criterion marked ▸, which then moves on to the next",
+    "?": "this list; in Review all of its keys",
 }
 _OPEN_KEYS = """<script>
 if (!window.kvasirKeys) {
@@ -122,7 +117,7 @@ def show_desk_page(open_backend: Callable[[], Backend]) -> None:
             section = _section(desk, folder) if folder else ""
         with st.sidebar:
             markup = Markup()
-            markup.keys(_KEYS[""] | _KEYS.get(section, {}))
+            markup.keys(_KEYS)
             markup.draw()
             st.html(_OPEN_KEYS, unsafe_allow_javascript=True)
         if folder is None:
