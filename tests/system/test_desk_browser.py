@@ -1,6 +1,7 @@
 """The desk as browsers are used: reloaded, gone back in, two at a time, on a phone."""
 
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -452,6 +453,7 @@ def test_a_class_is_reviewed_by_keyboard_alone(browser: Browser, desk: DeskPage)
 
     type_key(browser, "j")
     wait_until_shown(browser, 2)
+    time.sleep(0.5)  # in which it is read
     type_key(browser, "a")
     browser.wait_for("The grade is final")
     type_key(browser, "g")
@@ -495,7 +497,7 @@ def test_a_request_is_read_in_decided_on_and_replied_to(browser: Browser, desk: 
     # When it is gone to, and its criterion decided on
     browser.open(desk.at(folder, "Review"))
     browser.wait_for("Asked for another look about works; points then: 2")
-    browser.wait_for("1 to reply to")
+    browser.wait_for("in the class: 1 request waits for a reply")
     browser.wait_for("<b>I did</b> run it, see cell 2")
     wait_until_shown(browser, 1)
 
@@ -508,7 +510,7 @@ def test_a_request_is_read_in_decided_on_and_replied_to(browser: Browser, desk: 
     browser.click("Reply")
     browser.wait_for("Replied")
     browser.wait_for("It runs. Thank you.")
-    browser.wait_gone("1 to reply to")
+    browser.wait_gone("1 request waits for a reply")
 
     # and one of another student is entered by hand
     browser.click("Decisions, requests, prompts")
