@@ -9,6 +9,7 @@ import streamlit as st
 from desk.assignments import grading_work
 from desk.backend import Backend
 from desk.pages import (
+    agreement_page,
     bound_page,
     export_page,
     fleet_page,
@@ -32,11 +33,12 @@ _PAGES: dict[str, Callable[[Desk, Path], None]] = {
     "Review": review_page.show_review_page,
     "Like answers": likeness_page.show_likeness_page,
     "Regrade": regrade_page.show_regrade_page,
+    "Agreement": agreement_page.show_agreement_page,
     "Bound": bound_page.show_bound_page,
     "Export": export_page.show_export_page,
     "Fleet": fleet_page.show_fleet_page,
 }
-# The same on every page: a list that changed with the section would fold shut.
+# The keyboard keys, the same on every page: a list that changed with the section would fold shut.
 _KEYS = {
     "Tab": "the next field or button; with Shift the one before",
     "Enter, Space": "press the button, or tick the box",
@@ -54,10 +56,14 @@ if (!window.kvasirKeys) {
   });
 }
 </script>"""
-_MEANINGS = {"Bound": "how many grades may be wrong", "Fleet": "which machines work on what"}
+_MEANINGS = {
+    "Agreement": "of model and person",
+    "Bound": "how many grades may be wrong",
+    "Fleet": "which machines work on what",
+}
 
 
-# Streamlit's grey has a contrast below 4.5:1, which is too faint for small text.
+# Streamlit's grey text has a contrast below 4.5:1, which is too low for small text.
 _STYLE = """<style>
 [data-testid="stCaptionContainer"], [data-testid="stCaptionContainer"] p { color: inherit; opacity: 0.9; }
 button:enabled kbd { color: inherit; opacity: 1; }
@@ -112,7 +118,7 @@ def show_desk_page(open_backend: Callable[[], Backend]) -> None:
         if desk.backend.notice:
             st.warning(escape_markdown(desk.backend.notice))
         folder = _choose_assignment(desk)
-        # after each start this is read once, which takes a minute for a thousand works
+        # The first reading after a start takes about a minute for a thousand submissions.
         with st.spinner("Reading the class …"):
             section = _section(desk, folder) if folder else ""
         with st.sidebar:
@@ -153,7 +159,7 @@ def _section(desk: Desk, folder: Path) -> str:
     bar is not drawn again then.
     """
     notes = _MEANINGS
-    with suppress(KvasirError):  # the class's own pages report the error
+    with suppress(KvasirError):  # the section's page reports this error
         waits = _waits(desk.rows(folder)[1])
         notes = notes if st.session_state["section"] == "Review" or grading_work(folder).is_alive else notes | waits
     return str(
@@ -178,5 +184,6 @@ def _title(desk: Desk, folder: str) -> str:
         return "All assignments"
     try:
         return f"{desk.title(Path(folder))} ({Path(folder).name})"
-    except KvasirError:  # the assignment's own page reports the error, and the others stay usable
+    # The page of that assignment reports the error, and all other pages stay usable.
+    except KvasirError:
         return Path(folder).name
