@@ -93,8 +93,8 @@ def _filter() -> Filter:
 
 def _line(row: Row, criteria: list[str], has_requests: bool) -> dict[str, Any]:
     """Return a row of the table: whose it is, its cells, and the kind of its state."""
-    asked = "waits for a reply" if row.awaits_reply else "replied" if row.requests else ""
-    cells = [*_cells(row, criteria).values(), *([asked] if has_requests else [])]
+    request_state = "waits for a reply" if row.awaits_reply else "replied" if row.requests else ""
+    cells = [*_cells(row, criteria).values(), *([request_state] if has_requests else [])]
     return {"id": row.final.grade.item_id, "cells": cells, "state": kind_of(row)}
 
 

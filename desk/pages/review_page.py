@@ -88,7 +88,7 @@ def _draw_screen(desk: Desk, folder: Path) -> None:
         return {name: (digest_of(part), part) for name, part in parts.items()}
 
     class_parts = desk.get_or_make(("review", folder), stamp, make_parts)
-    heard = state.get("heard", ["", 0])
+    last_message = state.get("heard", ["", 0])
     _SCREEN(
         key=key,
         data={
@@ -98,10 +98,10 @@ def _draw_screen(desk: Desk, folder: Path) -> None:
             "browser": state["browser"],
             "name": state["me"],
             "account": account(),
-            "heard": heard[:2],
+            "heard": last_message[:2],
             "current": state["submission"],
             "show": state["show"],
-            "led": heard[2:] != [state["submission"], state["show"]],  # here by the address, or from another page
+            "led": last_message[2:] != [state["submission"], state["show"]],  # here by the address, or from another page
             "elsewhere": sorted(elsewhere),
             "same": [
                 list(message.same),

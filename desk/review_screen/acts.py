@@ -93,8 +93,8 @@ class Acts:
                 except ValueError:
                     continue
                 answer = self._answers.get(act.id) or failures.get(act.item_id) or self._answer(rows_of, act)
-                kept = failures if answer.state == "failed" else self._answers
-                kept[act.item_id if answer.state == "failed" else act.id] = answer
+                answer_map = failures if answer.state == "failed" else self._answers
+                answer_map[act.item_id if answer.state == "failed" else act.id] = answer
                 answers[act.id] = answer
         return answers
 

@@ -289,6 +289,7 @@ def test_who_only_looked_does_not_settle_what_was_decided_meanwhile(
         change(browser, 1, "half of it is missing")
         browser.click("Save and next")
         wait_until_decided(folder, 1)
+        time.sleep(0.5)  # in which the other one reads
         other.click("Accept and next")
         other.wait_for("Somebody has decided on this submission")
         other.wait_for("accepted as it is")
