@@ -101,7 +101,7 @@ def _draw_screen(desk: Desk, folder: Path) -> None:
             "heard": last_message[:2],
             "current": state["submission"],
             "show": state["show"],
-            "led": last_message[2:] != [state["submission"], state["show"]],  # here by the address, or from another page
+            "led": last_message[2:] != [state["submission"], state["show"]],  # by the address, or another page
             "elsewhere": sorted(elsewhere),
             "same": [
                 list(message.same),
