@@ -188,9 +188,9 @@ class Roster:
                 owners[name] = replace(owners[name], people=other_people, question=question)
         known_count = sum(owner.is_explained for owner in owners.values())
         is_mostly_known = known_count > 1 and 2 * known_count > len(owners)
-        unexplained = UNASSIGNED_QUESTION if is_mostly_known else UNMATCHED_QUESTION if self.by_number else ""
+        unexplained_question = UNASSIGNED_QUESTION if is_mostly_known else UNMATCHED_QUESTION if self.by_number else ""
         for name, owner in owners.items():
-            question = owner.question if owner.is_explained or name in self.answers else unexplained
+            question = owner.question if owner.is_explained or name in self.answers else unexplained_question
             claimed_name = f"{owner.claim.name}?" if owner.claim and owner.claim.name and question else ""
             owners[name] = replace(owner, display_name=self.display_name(owner) or claimed_name, question=question)
         return owners
@@ -215,15 +215,15 @@ class Roster:
         owner = self._by_name(submission)
         if answer := self.answers.get(submission):
             try:
-                answered = self.find(answer)
+                answered_owner = self.find(answer)
             except UsageError as error:  # another roster now
                 return replace(owner, people=(), group="", question=str(error))
             return replace(
-                answered,
+                answered_owner,
                 claim=owner.claim,
                 is_explained=owner.is_explained,
                 keeps_stand_ins=submission in self.keeping
-                and (owner.keeps_stand_ins or owner.people != answered.people),
+                and (owner.keeps_stand_ins or owner.people != answered_owner.people),
             )
         return owner
 

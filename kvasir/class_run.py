@@ -242,12 +242,8 @@ def open_class(
                 planning.plan(batch, assignment)
                 questions = planning.questions(assignment)
                 for question in dict.fromkeys(questions.values()):
-                    say(
-                        shortened(
-                            f"{one_line(question)}: ",
-                            [one_line(name) for name, asked in questions.items() if asked == question],
-                        )
-                    )
+                    names = [one_line(name) for name, own_question in questions.items() if own_question == question]
+                    say(shortened(f"{one_line(question)}: ", names))
                 yield batch, assignment
                 return
             stored_request = batch.request

@@ -108,10 +108,10 @@ def _compared_with_roster(assignment: Assignment) -> dict[str, list[str]]:
     numbers = {person.number for item in assignment.items for person in item.owner.people}
     roster, is_whole = assignment.request.read_roster(), assignment.request.selection.is_whole
     people = [person for person in roster.by_number.values() if person.number not in numbers and is_whole]
-    unmatched = [item.submission.name for item in assignment.items if roster.by_number and not item.owner.people]
+    unmatched_names = [item.submission.name for item in assignment.items if roster.by_number and not item.owner.people]
     return {
         "missing": [roster.display_name(Owner((person,))) for person in people if person.name != TEST_STUDENT],
-        **({"unmatched": unmatched} if unmatched else {}),
+        **({"unmatched": unmatched_names} if unmatched_names else {}),
     }
 
 
@@ -228,12 +228,12 @@ def _print(summary: dict[str, Any]) -> None:
     print_groups(sorted(saying for item in items for saying in _sayings(item)))
     if summary["left_out"]:
         say(exclusion_sentence(summary["left_out"]))
-    if unmatched := [one_line(name) for name in summary.get("unmatched", ())]:
-        count = f"{len(unmatched):,} of {len(items):,}"
-        say(shortened(f"{count} names match nobody in the roster; once graded, {SAY_WHOSE}: ", unmatched))
+    if unmatched_names := [one_line(name) for name in summary.get("unmatched", ())]:
+        count = f"{len(unmatched_names):,} of {len(items):,}"
+        say(shortened(f"{count} names match nobody in the roster; once graded, {SAY_WHOSE}: ", unmatched_names))
     if summary["missing"]:
         start = f"{len(summary['missing']):,} of the roster handed in nothing"
-        proviso = ", unless under such a name: " if unmatched else ": "
+        proviso = ", unless under such a name: " if unmatched_names else ": "
         say(shortened(f"{start}{proviso}", [one_line(name) for name in summary["missing"]]))
     if "ignored_files" in summary:
         say(summary["ignored_files"])
