@@ -31,7 +31,8 @@ from grading.roster import EMPTY_ROSTER, FILE_WORDS, HIDDEN_NAMES, Owner, Person
 from grading.submissions.reading import Submission
 from producers.batch.forms import PROMPT_FORM
 
-_COMMON = COMMON_WORDS | FILE_WORDS  # common names of files that name no person
+# Words in file names that are not the names of people.
+_COMMON = COMMON_WORDS | FILE_WORDS
 
 
 def pseudonym(name: str, secret: bytes) -> str:
