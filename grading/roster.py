@@ -80,8 +80,7 @@ class Owner:
     question: str = ""
     is_explained: bool = True  # whether the submission's name follows a known pattern, whatever a person answered
     claim: Claim | None = None
-    # Whether texts keep the people's stand-ins of the time when nobody knew that this is theirs, so that prompts stay the
-    # same.
+    # Whether texts keep the stand-ins that the people had while nobody knew that this is theirs. Prompts stay the same.
     keeps_stand_ins: bool = False
 
     @property
