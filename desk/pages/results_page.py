@@ -142,7 +142,7 @@ def _read_in(folder: Path, rows: list[Row], upload: Any) -> None:
     """Read each upload only once, then redraw the table, which shows who has asked."""
     file_id, message = st.session_state.get("requests read", ("", ""))
     if file_id != upload.file_id:
-        requests, remark = export.requests_from(upload.getvalue(), [row.final for row in rows], decider())
+        requests, remark = export.requests_from(folder, upload.getvalue(), [row.final for row in rows], decider())
         new = export.add_requests(folder, requests)
         message = f"{plural(len(requests), 'request')} read, {new} of them new. {remark}".strip()
         st.session_state["requests read"] = (upload.file_id, message)
