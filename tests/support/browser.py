@@ -127,12 +127,19 @@ class Browser:
         self.close()
 
     def close(self) -> None:
-        """End it. Idempotent."""
+        """End it at once. Idempotent."""
         if self._process.poll() is None:
             os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
             os.close(self._writing_end)
             os.close(self._reading_end)
+
+    def quit(self) -> None:
+        """Close it as a person does: it writes down what its pages keep, and ends."""
+        self._of_browser("Browser.close")
+        self._process.wait(PATIENCE_S)
+        os.close(self._writing_end)
+        os.close(self._reading_end)
 
     # --- asking
 

@@ -295,7 +295,7 @@ def test_what_a_closed_browser_could_not_send_is_sent_when_it_is_opened_again(tm
             desk.kill()
             press(browser, "1", "Enter")
             wait_until(lambda: browser.evaluate("window.kvasirReview.acts.length") == 1, "it is noted", PATIENCE_S)
-            time.sleep(8)  # Chromium writes down what a page keeps when it has the time; here it is killed
+            browser.quit()  # one that is killed may not have written down yet what a page keeps
     with (
         DeskPage(tmp_path, config, home=desk.home, port=desk.port) as again,
         Browser(tmp_path / "browser") as browser,
