@@ -7,12 +7,16 @@ from pathlib import Path
 
 import pytest
 
+from desk.assignments import read_inputs
 from grading.reviews import read_overrides
+from infra.config.settings import load_settings
+from kvasir import class_run
+from kvasir.class_run import request_from
 from tests.support import lms
 from tests.support.browser import PATIENCE_S, Browser, BrowserFailed
+from tests.support.desk import answer, plan
 from tests.support.desk_page import (
     DeskPage,
-    grade_all,
     graded_assignment,
     new_assignment,
     quick_model,
@@ -54,9 +58,13 @@ def hand_in(folder: Path, good: str, broken: str) -> Path:
 
 
 def graded_and_reviewed(browser: Browser, desk: DeskPage, work: Path) -> Path:
-    """The first submission has 2 of 3 and 1 of 2 points, and a comment, by a person's word."""
+    """The model gives 1 point for each criterion; a person gives 2 of 3 and 1 of 2, and comments."""
     folder = new_assignment(desk, "Means", work, RUBRIC)
-    grade_all(browser, desk, folder, 2)
+    settings = load_settings(config=desk.config)
+    assignment = plan(folder, request_from(settings, work, Path(read_inputs(folder).rubric)))
+    readable = [number for number, item in enumerate(assignment.items) if not item.submission.problem]
+    answer(folder, assignment, readable, points=1)
+    class_run.look(settings, folder)  # its grades are written down, as by a grading
     browser.open(desk.at(folder, "Review"))
     changes = {"works": {"points": 2}, "clear": {"points": 1, "feedback": "=Names that say what they hold."}}
     changes[""] = {"feedback": "Nearly all of it is there."}
@@ -66,7 +74,7 @@ def graded_and_reviewed(browser: Browser, desk: DeskPage, work: Path) -> Path:
             label = f"{'Points for' if field == 'points' else 'Feedback on'} {criterion}" if criterion else "Summary"
             browser.fill(label, str(text))
     browser.click("Save and next")
-    wait_until(lambda: {each.criterion_id for each in read_overrides(folder)} >= {"clear", None}, "all is kept")
+    wait_until(lambda: {each.criterion_id for each in read_overrides(folder)} >= {"works", "clear", None}, "all is kept")
     browser.open(desk.at(folder, "Export"))
     browser.wait_for("Make the file")
     return folder
