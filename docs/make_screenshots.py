@@ -75,8 +75,8 @@ def walk(browser: Browser, desk: DeskPage, folder: Path) -> None:
     keep(browser, "results")
     browser.click("Export")
     browser.click("Make the file")
-    browser.wait_for("Left blank")
-    keep(browser, "export")
+    browser.wait_for("Download")
+    keep(browser, "export", "Download")
 
 
 @contextmanager
@@ -128,6 +128,9 @@ def review(browser: Browser, desk: DeskPage, assignment: Path) -> None:
 def keep(browser: Browser, name: str, words: str = "", feedback: tuple[str, ...] = ()) -> None:
     """The page as it is once it has come to rest, with these words on it."""
     browser.wait_gone("Running")
+    # Streamlit shows a grey bar where it still loads what draws a table or a figure.
+    no_bars = "!document.querySelector('[data-testid=stSkeleton]')"
+    wait_until(lambda: browser.evaluate(no_bars), "all is drawn", PATIENCE_S)
     path = FOLDER / f"{name}.png"
     # Tables are drawn on canvases after the page's own text: two frames later they are there.
     browser.evaluate("new Promise((done) => setTimeout(done, 1500))")

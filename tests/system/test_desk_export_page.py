@@ -74,7 +74,9 @@ def graded_and_reviewed(browser: Browser, desk: DeskPage, work: Path) -> Path:
             label = f"{'Points for' if field == 'points' else 'Feedback on'} {criterion}" if criterion else "Summary"
             browser.fill(label, str(text))
     browser.click("Save and next")
-    wait_until(lambda: {each.criterion_id for each in read_overrides(folder)} >= {"works", "clear", None}, "all is kept")
+    wait_until(
+        lambda: {each.criterion_id for each in read_overrides(folder)} >= {"works", "clear", None}, "all is kept"
+    )
     browser.open(desk.at(folder, "Export"))
     browser.wait_for("Make the file")
     return folder
