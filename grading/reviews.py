@@ -1,11 +1,14 @@
 """People's decisions about grades: `reviews.jsonl` in the batch's folder, one decision on each line.
 
     {"item_id": "…", "criterion_id": "loops", "points": 2, "feedback": null, "reason": "…", "by": "…", "time": …,
-     "version": "…"}
+     "version": "…", "seen": {"loops": 2}}
 
 A decision about a criterion settles the doubts about it. A decision without a criterion settles the whole submission:
-with points it sets the total, without points it accepts the grade as it is. The last decision about the same thing
+with points it sets the total, without points it approves the grade as it is. The last decision about the same thing
 counts.
+
+`seen` stands on an approval: the points of each criterion that the person saw. An approval covers those points only. If
+the model's have changed since, it has lapsed (`grading.export.final.apply_decisions`).
 
 `version` identifies the decisions about the submission that the person saw. If they have changed before the line is
 written, somebody else has decided in the meantime, and nothing is written. Lines without a version are accepted too.
@@ -45,6 +48,7 @@ class Override:
     reviewer: str = ""
     time: float = field(default_factory=time.time)  # seconds since the epoch
     version: str | None = None  # `version_of` the decisions that the person saw; None: the line is written in any case
+    seen: Mapping[str, Points | None] | None = None  # the approved points by criterion; None: not known, or no approval
 
     def __post_init__(self) -> None:
         texts = (self.feedback or "", self.reason, self.reviewer)
@@ -59,6 +63,11 @@ class Override:
         for problem, is_there in problems.items():
             if is_there:
                 raise BatchError(f"a review can't be used: {problem}")
+
+    @property
+    def is_approval(self) -> bool:
+        """Whether it approves the whole grade as it is, without giving points."""
+        return self.criterion_id is None and self.points is None
 
 
 class ReviewConflict(BatchError):
@@ -169,7 +178,7 @@ def _withdrawal(item_id: str, version: str, restored_overrides: Iterable[Overrid
 def _row(override: Override) -> dict[str, Any]:
     row = asdict(override)
     row["by"] = row.pop("reviewer")
-    return row
+    return row if override.seen is not None else {name: value for name, value in row.items() if name != "seen"}
 
 
 def read_overrides(folder: Path) -> list[Override]:

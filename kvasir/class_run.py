@@ -8,6 +8,8 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from click.exceptions import Exit
+
 from engines.proof import outside_in
 from grading import planning
 from grading.charts import runs
@@ -30,6 +32,7 @@ from grading.report.grades import (
 )
 from grading.report.page import render_page
 from grading.request import AskForm, AspectModel, GradeRequest, Selection
+from grading.reviews import read_overrides
 from grading.roster import kept_files
 from grading.rubric.rubric import ASPECTS, Aspect, load_rubric
 from grading.submissions.handed_in import ignored_files_sentence
@@ -39,14 +42,14 @@ from infra.config.settings import ModelSettings, Settings
 from kvasir.connect import connect, is_cluster
 from kvasir.options import BatchPlace, default_folder
 from kvasir.plan.running_cluster import expectation
-from kvasir.terminal import TerminalProgress
+from kvasir.terminal import TerminalProgress, confirm
 from messages.errors import BatchError, BrokerUnavailable, StoreUnavailable, UsageError
 from messages.jobs import JobResult
 from monitoring.events import Observer
 from producers.batch.batch import Batch, Counts, manifest_of, other_form, report_lock
 from producers.batch.runner import Progress, Runner
 from producers.storage.private import write_atomically
-from producers.words import join_with_and, shorten_names
+from producers.words import join_with_and, plural, shorten_names
 
 _DEFAULT_CONTEXT = 32_768  # used if the configuration sets none; a worker refuses a context that its model can't hold
 
@@ -237,8 +240,13 @@ def open_class(
                     batch.check_may_publish()
                 if sentence := ignored_files_sentence(item.submission for item in assignment.items):
                     say(sentence)
-                if changed_kinds := join_with_and(changed_inputs(batch.request, assignment.input_data)):
-                    say(f"Changed since the class was planned: the {changed_kinds}. What that touches is graded again.")
+                changed_kinds = join_with_and(changed_inputs(batch.request, assignment.input_data))
+                works = one_line(shorten_names(_changed_works(batch, assignment)))
+                if changes := [*([f"the {changed_kinds}"] if changed_kinds else []), *([works] if works else [])]:
+                    changed = "; ".join(changes)
+                    say(f"Changed since the class was planned: {changed}. What that touches is graded again.")
+                if changed_kinds and not target.yes:
+                    _check_decisions(batch.folder, say)
                 planning.plan(batch, assignment)
                 for name, question in planning.questions(assignment).items():
                     say(one_line(f"{name}: {question}"))
@@ -254,6 +262,19 @@ def open_class(
         else:
             number += 1
             place = default.with_name(f"{default.name}-{number}")
+
+
+def _check_decisions(folder: Path, say: Callable[[str], None]) -> None:
+    """Ask before grades on which people have decided are replaced. Raises Exit if they are to stay."""
+    decided_count = len({override.item_id for override in read_overrides(folder)})
+    if decided_count:
+        say(
+            f"People have decided on {plural(decided_count, 'submission')}. Points that they typed stay. Where the "
+            "model's points become others, an approval lapses, and the submission needs review again. To compare "
+            f"before anything is replaced: {next_command('regrade', folder)}"
+        )
+        if not confirm("Grade again without comparing?", "the grades stay as they are; with --yes nothing is asked"):
+            raise Exit(1)
 
 
 def _as_planned(batch: Batch, request: GradeRequest) -> GradeRequest:
@@ -382,6 +403,7 @@ def _report(batch: Batch, assignment: Assignment, called_engines: bool, notice: 
         notice,
         runs.pictures(results),
         _late(batch.folder, graded_class),
+        graded_class.alarms,
     )
     write_atomically(batch.folder / "report.html", page)
     run_grades = [
@@ -392,10 +414,15 @@ def _report(batch: Batch, assignment: Assignment, called_engines: bool, notice: 
     return _outcome(batch, graded_class, run_grades, called_engines, note)
 
 
+def _changed_works(batch: Batch, assignment: Assignment) -> list[str]:
+    """Return the names of submissions whose files have changed since the class was planned."""
+    digests = batch.request.get("submissions", {})
+    return [name for name, digest in assignment.work_digests.items() if digests.get(name, digest) != digest]
+
+
 def _difference(batch: Batch, assignment: Assignment) -> str:
     """Describe files that have changed since the class was planned."""
-    digests = batch.request.get("submissions", {})
-    works = [name for name, digest in assignment.work_digests.items() if digests.get(name, digest) != digest]
+    works = _changed_works(batch, assignment)
     sentences = []
     if assignment.changed_files:
         names = join_with_and([file.name for file in assignment.changed_files])
@@ -448,10 +475,9 @@ def _late(folder: Path, graded_class: GradedClass) -> dict[str, str]:
 
 
 def _about(graded_class: GradedClass, note: str) -> list[tuple[str, str]]:
-    """Return what was used for grading, and what the warnings about the class say."""
+    """Return what was used for grading."""
     versions = ", ".join(f"{name} {digest}" for name, digest in graded_class.versions.items())
-    alarms = [("Look at the class", alarm) for alarm in graded_class.alarms]
-    return [*alarms, *([("Changed", note)] if note else []), ("Versions", versions)]
+    return [*([("Changed", note)] if note else []), ("Versions", versions)]
 
 
 def facts(results: Sequence[JobResult]) -> list[tuple[str, str]]:

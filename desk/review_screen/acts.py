@@ -4,8 +4,8 @@ Each act is done once, even if it is sent again.
 
 The browser keeps an act until the desk has answered it, and sends all unanswered acts with each message. So a message
 that is lost, repeated or overtaken changes nothing: an act is known by its id, and its answer is kept. An act names the
-version of the decisions that its person saw (`grading.reviews.version_of`). If somebody else has decided since then,
-nothing is written and the answer is `conflict`.
+version of the decisions and points that its person saw (`desk.decisions.version_seen`). If somebody else has decided
+since then, or the model has graded again, nothing is written and the answer is `conflict`.
 """
 
 import threading
@@ -14,12 +14,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from desk.decisions import GradeChange, Overrides, ReviewError, accept_grade, account, make_overrides
+from desk.decisions import GradeChange, Overrides, ReviewError, accept_grade, account, make_overrides, version_seen
 from desk.rows import Row
 from grading.export import Request, add_requests, points_of, save_reply
 from grading.export.requests import read_requests
 from grading.points import Grade
-from grading.reviews import Override, ReviewConflict, append_override, undo_override, version_of
+from grading.reviews import Override, ReviewConflict, append_override, undo_override
 from grading.tables import ExportError
 from messages.errors import BatchError, KvasirError
 from producers.storage.shapes import parse_as
@@ -121,7 +121,7 @@ class Acts:
 
     def _decide(self, rows_of: RowsOf, act: Act, grade: Grade, standing: Overrides, reviewer: str) -> None:
         try:
-            accepted = [accept_grade(grade, reviewer, standing.get(None))] if act.kind == "accept" else []
+            accepted = [accept_grade(grade, reviewer, standing)] if act.kind == "accept" else []
             decisions = accepted or make_overrides(grade, standing, act.changes, reviewer)
         except BatchError as error:  # for example a text that is too long
             raise ReviewError(str(error)) from None
@@ -129,9 +129,10 @@ class Acts:
             return  # it is there already, for example because the act was done before the desk was restarted
         own = self._own.get((act.sender, act.item_id))
         version = own.last if own and act.version in own.versions else act.version
-        if version != version_of(standing.values()):
-            raise ReviewConflict("somebody has decided on this submission meanwhile")
-        append_override(self._folder, *(replace(decision, version=version) for decision in decisions))
+        if version != version_seen(grade, standing):
+            raise ReviewConflict("somebody has decided on this submission, or it was graded again, meanwhile")
+        of_decisions = version.partition(".")[0]
+        append_override(self._folder, *(replace(decision, version=of_decisions) for decision in decisions))
         self._note(act, version, _version(rows_of, act))
         self._undoable[act.id] = act.item_id, list(standing.values()), _version(rows_of, act)
 
@@ -141,7 +142,7 @@ class Acts:
             return  # the act had changed nothing
         if item_id != act.item_id:
             raise ReviewError("This can't be undone any more: the desk was started again since. Decide once more.")
-        undo_override(self._folder, item_id, version, last_overrides, reviewer)
+        undo_override(self._folder, item_id, version.partition(".")[0], last_overrides, reviewer)
         del self._undoable[act.undoes]
         self._note(act, version, _version(rows_of, act))
 
@@ -165,7 +166,8 @@ class Acts:
 
 
 def _version(rows_of: RowsOf, act: Act) -> str:
-    return version_of(rows_of()[1].get(act.item_id, {}).values())
+    rows, overrides_by_item = rows_of()
+    return version_seen(rows[act.item_id].final.grade, overrides_by_item.get(act.item_id, {}))
 
 
 def _is_same(decision: Override, standing: Override | None) -> bool:

@@ -6,12 +6,12 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from desk.decisions import ACCEPTED_REASON, TOGETHER_REASON, Overrides
+from desk.decisions import ACCEPTED_REASON, TOGETHER_REASON, Overrides, version_seen
 from desk.rows import QUEUES, Filter, Row, select
 from grading.export import Request
 from grading.points import CriterionGrade
 from grading.report.grades import show_distribution, show_points
-from grading.reviews import ROUND_REASON, Override, version_of
+from grading.reviews import ROUND_REASON, Override
 from grading.rubric.rubric import Rubric
 
 # Suggested reasons, until people have given others.
@@ -80,7 +80,7 @@ def submission_content(row: Row, standing: Overrides) -> dict[str, Any]:
     """Return one submission without its work: the grade, the decisions about it, and its student's requests."""
     grade = row.final.grade
     return {
-        "version": version_of(standing.values()),
+        "version": version_seen(grade, standing),
         "points": show_points(row.final.points),
         "max": show_points(grade.max_points),
         "model": show_points(row.final.grade.points),
@@ -200,7 +200,7 @@ def same_comments(
         if texts.get(criterion_id) == text:
             override = standing.get(criterion_id or None)
             name = override.reviewer or "somebody" if override and override.reviewer != reviewer else ""
-            places.append([row.final.grade.item_id, version_of(standing.values()), name])
+            places.append([row.final.grade.item_id, version_seen(row.final.grade, standing), name])
     return places
 
 

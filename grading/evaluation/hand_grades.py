@@ -59,7 +59,7 @@ def reviewed_grades(folder: Path) -> HandGrades:
     return {
         (final.submission, id, "reviews"): points
         for final in final_grades(folder, include_unreviewed=True)[1]
-        if {final.grade.item_id, final.submission} & names
+        if final.is_reviewed and {final.grade.item_id, final.submission} & names
         for id, points in [*((item.id, item.points) for item in final.criteria), (TOTAL, final.earned_points)]
         if points is not None
     }

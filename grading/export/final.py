@@ -1,17 +1,19 @@
 """The final grade of an export: the models' points, a person's decision, or a blank with the reason."""
 
+import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from grading.export.late import UNKNOWN_DELAY, Late, Penalty, late_of
-from grading.points import CriterionGrade, Grade, total_of
-from grading.report.grades import GradedClass, load_graded, one_line
+from grading.points import CriterionGrade, Doubt, Grade, total_of
+from grading.report.grades import GradedClass, load_graded, one_line, show_points
+from grading.report.versions import EarlierGrades, earlier_grades
 from grading.reviews import Override, current_decisions, read_overrides
 from grading.roster import UNASSIGNED_QUESTION, Owner, kept_files, read_rosters, roster_in
-from grading.rubric.rubric import Points, exact, plain
+from grading.rubric.rubric import Points, exact, plain, total_points
 from grading.tables import Sheet, cell, differs
-from producers.words import join_with_and
+from producers.words import join_with_and, plural
 
 NEEDS_REVIEW = "needs review"
 _SHOWN_CHANGES = 5
@@ -46,7 +48,7 @@ class ExportFile:
 class FinalGrade:
     """One submission's grade after review. `points` is None exactly when `why_blank` gives a reason."""
 
-    grade: Grade  # as the models made it
+    grade: Grade  # as the models made it; if an approval has lapsed, this is one of its doubts
     criteria: tuple[CriterionGrade, ...]  # with a person's changes
     summary: str
     points: Points | None  # less the penalty
@@ -55,6 +57,7 @@ class FinalGrade:
     open_doubts: tuple[str, ...] = ()  # reasons for review that no decision has settled
     reviewers: tuple[str, ...] = ()  # people who decided; only for files that stay with the instructor
     penalty: Penalty | None = None  # for lateness
+    lapsed: str = ""  # why an approval no longer counts
 
     @property
     def earned_points(self) -> Points | None:
@@ -80,25 +83,65 @@ def final_grades(folder: Path, include_unreviewed: bool = False) -> tuple[Graded
     """
     graded_class = load_graded(folder)
     overrides = read_overrides(folder)
-    late = late_of(folder, graded_class.late)
-    named_grades = [(grade, {grade.item_id, grade.submission} - {""}) for grade in graded_class.grades]
-    return graded_class, [
-        apply_decisions(grade, current_decisions(overrides, *names), include_unreviewed, late)
-        for grade, names in named_grades
+    late, earlier = late_of(folder, graded_class.late), earlier_of(folder, overrides)
+    finals = [
+        apply_decisions(grade, _decisions_on(grade, overrides), include_unreviewed, late, earlier)
+        for grade in graded_class.grades
+    ]
+    given_points = [final.points for final in finals if final.points is not None]
+    if given_points and not any(given_points):
+        zeros = f"everybody who gets a grade gets 0 points ({plural(len(given_points), 'submission')})"
+        graded_class = replace(graded_class, alarms=(*graded_class.alarms, zeros))
+    return graded_class, finals
+
+
+def _decisions_on(grade: Grade, overrides: Iterable[Override]) -> dict[str | None, Override]:
+    return current_decisions(overrides, *({grade.item_id, grade.submission} - {""}))
+
+
+def earlier_of(folder: Path, overrides: Iterable[Override]) -> EarlierGrades:
+    """Return the class's earlier grades if an approval needs them, because its line does not say what was seen."""
+    needs_them = any(override.is_approval and override.seen is None for override in overrides)
+    return earlier_grades(folder) if needs_them else ()
+
+
+def lapsing_approvals(folder: Path, before: Iterable[Grade], after: Iterable[Grade]) -> list[str]:
+    """Return `Ada: why` for each approval in `folder` that would lapse if the grades `before` became those `after`."""
+    overrides, old_grades = read_overrides(folder), {grade.id: grade for grade in before}
+    earlier = [*earlier_of(folder, overrides), (math.inf, old_grades)]
+
+    def lapsed(grade: Grade, known: EarlierGrades) -> str:
+        return apply_decisions(grade, _decisions_on(grade, overrides), earlier=known).lapsed
+
+    return [
+        one_line(f"{grade.display_name}: {why}")
+        for grade in after
+        if grade.id in old_grades and (why := lapsed(grade, earlier)) and not lapsed(old_grades[grade.id], earlier[:-1])
     ]
 
 
 def apply_decisions(
-    grade: Grade, decisions: Mapping[str | None, Override], include_unreviewed: bool = False, late: Late | None = None
+    grade: Grade,
+    decisions: Mapping[str | None, Override],
+    include_unreviewed: bool = False,
+    late: Late | None = None,
+    earlier: EarlierGrades = (),
 ) -> FinalGrade:
-    """Apply the decisions about one grade. A total that a person set is final: lateness takes nothing off it."""
+    """Apply the decisions about one grade. A total that a person set is final: lateness takes nothing off it.
+
+    An approval covers the points that its person saw. If the model's are others now, it has lapsed: the submission
+    needs review again, and does not count as reviewed. `earlier` tells what was seen where the approval does not.
+    """
     whole = decisions.get(None)
     criteria = tuple(_apply_override(criterion, decisions.get(criterion.id)) for criterion in grade.criteria)
     points = whole.points if whole and whole.points is not None else total_of(criteria)
     blank_reason = "" if points is not None else _why_none(grade, criteria)
+    lapsed = _why_lapsed(grade, criteria, decisions, earlier)
+    if lapsed:
+        grade = replace(grade, doubts=(Doubt("", lapsed), *grade.doubts))
     # A decision about a criterion settles the doubts about it; a decision about the whole settles all doubts.
     open_doubts = [doubt for doubt in grade.doubts if not doubt.criterion_id or doubt.criterion_id not in decisions]
-    doubts = () if whole else tuple(doubt.why for doubt in open_doubts)
+    doubts = () if whole and not lapsed else tuple(doubt.why for doubt in open_doubts)
     if points is not None and doubts and not include_unreviewed:
         blank_reason = f"{NEEDS_REVIEW}: {'; '.join(doubts)}"
     own_total = whole is not None and whole.points is not None
@@ -112,10 +155,41 @@ def apply_decisions(
         whole.feedback if whole and whole.feedback is not None else grade.summary,
         None if blank_reason or points is None else plain(exact(points) - exact(penalty.points if penalty else 0)),
         blank_reason,
-        bool(decisions),
+        bool(decisions) and not lapsed,
         doubts,
-        tuple(dict.fromkeys(override.reviewer for override in decisions.values() if override.reviewer)),
+        tuple(dict.fromkeys(each.reviewer for each in decisions.values() if each.reviewer and not lapsed)),
         penalty,
+        lapsed,
+    )
+
+
+def _why_lapsed(
+    grade: Grade,
+    criteria: Sequence[CriterionGrade],
+    decisions: Mapping[str | None, Override],
+    earlier: EarlierGrades,
+) -> str:
+    """Return why the approval of a grade no longer counts; "" if it counts, or if there is none."""
+    approval = decisions.get(None)
+    if approval is None or not approval.is_approval:
+        return ""
+    seen = approval.seen
+    if seen is None and approval.time:  # 0: an old line that does not say when
+        old_grade = next((grades.get(grade.id) for until, grades in earlier if until > approval.time), None)
+        seen = old_grade and {item.id: item.points for item in old_grade.criteria}
+    if seen is None:
+        return ""
+    typed = {id for id, override in decisions.items() if override.points is not None}
+    now = {item.id: item.points for item in criteria}
+    changed_ids = [id for id in {**now, **seen} if id not in typed and seen.get(id) != now.get(id)]
+    if not changed_ids:
+        return ""
+    shown = {id: f"{show_points(seen.get(id)) or '–'} → {show_points(now.get(id)) or '–'}" for id in changed_ids}
+    known_points = [points for points in seen.values() if points is not None]
+    total = total_points(known_points) if len(known_points) == len(seen) else None
+    return (
+        f"{approval.reviewer or 'somebody'} approved a total of {show_points(total) or '–'}; since then it has changed "
+        f"to {show_points(total_of(criteria)) or '–'} ({', '.join(f'{id}: {step}' for id, step in shown.items())})"
     )
 
 

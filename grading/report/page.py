@@ -32,6 +32,7 @@ def render_page(
     notice: str = "",
     pictures: Sequence[Picture] = (),
     late: Mapping[str, str] | None = None,
+    alarms: Sequence[str] = (),
 ) -> str:
     """Render the page as HTML.
 
@@ -41,6 +42,7 @@ def render_page(
         notice: a banner across the top; "" for none.
         pictures: charts of the run, shown after the criteria.
         late: deductions for lateness in words, by submission.
+        alarms: warnings about the class as a whole, shown before everything else.
     """
     return render_template(
         _TEMPLATE,
@@ -53,6 +55,7 @@ def render_page(
         totals=_totals(grades, rubric),
         pictures=pictures,
         late=late or {},
+        alarms=alarms,
     )
 
 

@@ -1,15 +1,17 @@
 """`grade`, `submit`, `watch`, `results`, `retry`, `cancel`: a batch from start to end."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 import click
 
+from grading.export import final_grades
 from grading.grades import open_questions
 from grading.report.grades import SUMMARY_COLUMNS, one_line, summary, summary_rows
 from grading.request import GradeRequest, Selection
+from grading.reviews import read_overrides
 from infra.config.next_command import next_command
 from kvasir import class_run, dry_run
 from kvasir.connect import connect, require_cluster
@@ -25,7 +27,7 @@ from kvasir.options import (
     quiet_option,
     wait_option,
 )
-from kvasir.terminal import TerminalProgress, print_groups, print_table, say, say_json, stderr
+from kvasir.terminal import TerminalProgress, print_groups, print_table, say, say_json, shortened, stderr
 from messages.errors import BatchError
 from producers.batch import batch as batches
 from producers.batch.batch import Batch
@@ -198,6 +200,22 @@ def _names_in_batch(batch: Batch, request: GradeRequest, selectors: tuple[str, .
     return names
 
 
+def _review_sentences(outcome: class_run.Outcome) -> Iterator[str]:
+    """Yield where reasons and remarks can be read, and what people have decided."""
+    if any(grade.doubts or grade.remarks for grade in outcome.grades):
+        yield "Reasons for review and remarks are in the report, for each submission."
+    if not read_overrides(outcome.folder):
+        return
+    _, finals = final_grades(outcome.folder)
+    if reviewed_count := sum(final.is_reviewed for final in finals):
+        final_points = next_command("export", outcome.folder)
+        yield f"{reviewed_count:,} reviewed: their final points are in the desk and in an export: {final_points}"
+    if lapsed := [
+        f"{one_line(final.grade.display_name)}: {one_line(final.lapsed)}" for final in finals if final.lapsed
+    ]:
+        yield shortened(f"{plural(len(lapsed), 'approval', 'has', 'have')} lapsed, and wait for review again: ", lapsed)
+
+
 def show_outcome(
     outcome: class_run.Outcome, as_json: bool, extra_fields: Mapping[str, Any] = MappingProxyType({})
 ) -> int:
@@ -226,6 +244,8 @@ def show_outcome(
         if not outcome.worked:
             say("Everything is already graded; no engine was called.")
         say(("" if outcome.grades == outcome.whole else "The class: ") + summary(outcome.whole))
+        for line in _review_sentences(outcome):
+            say(line)
         say(f"Report: {outcome.folder / 'report.html'}   Grades: {outcome.folder / 'grades.csv'}")
     if outcome.note:
         say(outcome.note, stderr)

@@ -1,6 +1,6 @@
 """`regrade`: asks again about what changed in the rubric, compares, and replaces the grades if you agree."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 
@@ -57,7 +57,9 @@ def regrade(
         return 1
     if not as_json:
         people = {grade.submission: one_line(grade.display_name) for grade in outcome.whole}
-        _print_differences(differences, people, regrading.decided)
+        _print_differences(differences, people)
+        for line in _decision_sentences(regrading):
+            say(line)
     if regrading.failed:
         failure = f"{plural(regrading.failed, 'job')} failed; the same command runs what failed once more"
         say(failure, stderr)
@@ -93,9 +95,22 @@ def _ruling_sentence(criterion: str, shared_words: dict[str, tuple[str, ...]]) -
     return shortened(start, [f"{name} ({', '.join(words)})" for name, words in shared_words.items()])
 
 
-def _print_differences(differences: list[Difference], people: Mapping[str, str], decision_count: int) -> None:
+def _decision_sentences(regrading: Regrade) -> Iterator[str]:
+    """Yield what becomes of people's decisions."""
+    if regrading.decided:
+        yield f"Points that a person typed stay: {regrading.decided} about these criteria."
+    if lapsing := regrading.lapsing:
+        yield (
+            f"{plural(len(lapsing), 'approval')} of points that would change would lapse; these submissions then need "
+            "review again, and an export leaves them blank:"
+        )
+        yield from (f"  {line}" for line in lapsing)
+
+
+def _print_differences(differences: list[Difference], people: Mapping[str, str]) -> None:
     changed_rows = [difference_row(difference, people) for difference in differences if not difference.is_none]
     if changed_rows:
+        say("The models' points, without people's decisions and without deductions for lateness:")
         print_table(
             tuple(changed_rows[0]),
             # one line for each row in 80 columns
@@ -103,5 +118,3 @@ def _print_differences(differences: list[Difference], people: Mapping[str, str],
             right=("before", "after", "change"),
         )
     say(f"{len(changed_rows)} of {plural(len(differences), 'submission')} would change.")
-    if decision_count:
-        say(f"{plural(decision_count, 'decision')} of a person about these criteria would stand as before.")
