@@ -1,12 +1,10 @@
 """A person's decisions about grades: read while they are being written, and made from the fields of a form."""
 
 import getpass
-import hashlib
-import json
 import math
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 
@@ -81,21 +79,22 @@ def make_overrides(
     missing_ids = changes.keys() - criteria.keys() - {WHOLE}
     if missing_ids:
         raise ReviewError(f"{min(missing_ids)}: the rubric has no such criterion any more")
-    decisions = [_override(grade, criteria.get(id), overrides, change, reviewer) for id, change in changes.items()]
-    return [decision for decision in decisions if decision]
+    decisions = [
+        _override(grade, criteria.get(id), overrides.get(id or None), change, reviewer)
+        for id, change in changes.items()
+    ]
+    return [
+        decision if decision.criterion_id else replace(decision, seen=_seen_points(grade, overrides))
+        for decision in decisions
+        if decision
+    ]
 
 
 def accept_grade(grade: Grade, reviewer: str = "", overrides: Overrides = MappingProxyType({})) -> Override:
-    """Return a decision that approves the grade with the current `overrides`, and keeps their total or summary."""
+    """Return a decision that approves the grade with the `overrides`, and keeps their total and summary."""
     whole = overrides.get(None)
     stands = (whole.points, whole.feedback) if whole else (None, None)
     return Override(grade.item_id, None, *stands, ACCEPTED_REASON, reviewer, seen=_seen_points(grade, overrides))
-
-
-def version_seen(grade: Grade, overrides: Overrides) -> str:
-    """Return what identifies the points that a person sees: the `version_of` the decisions, a dot, and the model's."""
-    points = json.dumps({item.id: item.points for item in grade.criteria}, sort_keys=True)
-    return f"{version_of(overrides.values())}.{hashlib.sha256(points.encode()).hexdigest()[:16]}"
 
 
 def _seen_points(grade: Grade, overrides: Overrides) -> dict[str, Points | None]:
@@ -124,13 +123,12 @@ def round_overrides(
 
 
 def _override(
-    grade: Grade, item: CriterionGrade | None, overrides: Overrides, change: GradeChange, reviewer: str
+    grade: Grade, item: CriterionGrade | None, last_override: Override | None, change: GradeChange, reviewer: str
 ) -> Override | None:
     """Return the decision for a change to a criterion, or to the summary if `item` is None.
 
     The total stays as it is.
     """
-    last_override = overrides.get(item.id if item else None)
     model_points, model_text = (item.points, item.feedback) if item else (None, grade.summary)
     old_points = last_override.points if last_override and last_override.points is not None else model_points
     old_text = last_override.feedback if last_override and last_override.feedback is not None else model_text
@@ -140,8 +138,8 @@ def _override(
         return None
     if item and points is not None and not (math.isfinite(points) and item.min_points <= points <= item.max_points):
         raise ReviewError(f"{item.id}: points go from {item.min_points} to {item.max_points}, not {points}")
-    criterion_id, seen = (item.id, None) if item else (None, _seen_points(grade, overrides))
-    return Override(grade.item_id, criterion_id, points, text, _require_reason(change.reason), reviewer, seen=seen)
+    criterion_id = item.id if item else None
+    return Override(grade.item_id, criterion_id, points, text, _require_reason(change.reason), reviewer)
 
 
 def _require_reason(reason: str) -> str:

@@ -5,8 +5,8 @@ would make with that rubric. Adopting a round hands its results over, and nothin
 """
 
 import time
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from desk.assignments import InputError, Inputs, grade_command, grading_work, read_inputs, save_inputs
@@ -16,8 +16,7 @@ from grading.grades import make_graded_class
 from grading.inputs import kept_inputs
 from grading.jobs import Assignment
 from grading.prompts.prompt import criterion_text
-from grading.report.grades import GradedClass
-from grading.report.versions import CHANGES, keep_grades, number_of
+from grading.report.grades import GradedClass, save_graded
 from grading.roster import copy_kept
 from grading.rubric.rubric import load_rubric
 from messages.errors import BatchError
@@ -25,14 +24,17 @@ from messages.jobs import JobResult
 from producers.batch import batch as batches
 from producers.batch.batch import Batch
 from producers.batch.forms import form_of
-from producers.storage.journal import append_line
+from producers.storage.journal import Lines, append_line
 from producers.storage.private import make_folder
+from producers.storage.shapes import parse_as
 from producers.words import plural
+
+CHANGES = "changes.jsonl"
 
 
 def rounds(folder: Path) -> list[Path]:
     """Return the rounds of an assignment, oldest first."""
-    return sorted((folder / "rounds").glob("*/"), key=lambda path: number_of(path.name))
+    return sorted((folder / "rounds").glob("*/"), key=lambda path: _number(path.name))
 
 
 def start_round(backend: Backend, folder: Path, view: BatchView, rubric: Path, names: Sequence[str] = ()) -> Path:
@@ -60,7 +62,7 @@ def continue_round(backend: Backend, folder: Path, view: BatchView, place: Path)
 
 def next_round(folder: Path) -> Path:
     """Return the folder of the next round."""
-    return folder / "rounds" / str(max(map(number_of, (path.name for path in rounds(folder))), default=0) + 1)
+    return folder / "rounds" / str(max(map(_number, (path.name for path in rounds(folder))), default=0) + 1)
 
 
 def make_round(folder: Path, place: Path) -> None:
@@ -116,11 +118,43 @@ def record_change(folder: Path, place: Path, author: str) -> None:
     append_line(folder / CHANGES, line, "change")
 
 
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A line of changes.jsonl. `criteria` has the new texts of the criteria that were asked about again."""
+
+    at: float  # seconds since the epoch
+    who: str
+    round: str
+    criteria: Mapping[str, str]
+
+
+def changes(folder: Path) -> list[Change]:
+    """Return the adopted rounds, oldest first. Raises BatchError for a line of another form."""
+    lines = Lines(folder / CHANGES).read_all(lambda row: parse_as(Change, row, "the change"), "change")
+    return [change for _, change in lines]
+
+
 def keep_version(folder: Path, view: BatchView) -> None:
     """Keep the class's current grades, if there are any, for a later comparison."""
     graded_class = graded_class_of(view)
     if graded_class:
         keep_grades(folder, graded_class)
+
+
+def keep_grades(folder: Path, graded_class: GradedClass) -> None:
+    """Keep these grades as a version, which `load_graded` can read."""
+    place = folder / "versions" / f"{len(versions(folder)) + 1}-{graded_class.versions['rubric'][:8]}"
+    make_folder(place)
+    save_graded(place, graded_class)
+
+
+def versions(folder: Path) -> list[Path]:
+    """Return the folders of the kept grades, oldest first."""
+    return sorted((folder / "versions").glob("*/"), key=lambda path: _number(path.name.partition("-")[0]))
+
+
+def _number(name: str) -> int:
+    return int(name) if name.isascii() and name.isdigit() and len(name) < 10 else 0
 
 
 def graded_class_of(view: BatchView) -> GradedClass | None:

@@ -8,7 +8,7 @@ from typing import Literal, get_args
 from desk.decisions import Overrides
 from desk.view import BatchView
 from grading.export import FinalGrade
-from grading.export.final import apply_decisions, earlier_of
+from grading.export.final import apply_decisions, earlier_grades
 from grading.export.late import late_of
 from grading.export.requests import Request, read_requests
 from grading.points import criterion_points
@@ -67,7 +67,7 @@ QUEUES = {
 def make_rows(view: BatchView, decisions: Mapping[str, Overrides]) -> list[Row]:
     """Return a row for each submission, in the batch's order."""
     late = late_of(view.folder, view.rubric.late if view.rubric else None)
-    earlier = earlier_of(view.folder, (override for overrides in decisions.values() for override in overrides.values()))
+    earlier = earlier_grades(view.folder, (each for overrides in decisions.values() for each in overrides.values()))
     requests_by_item: dict[str, list[Request]] = {}
     for request in read_requests(view.folder):
         requests_by_item.setdefault(request.item_id, []).append(request)

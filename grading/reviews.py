@@ -1,14 +1,14 @@
 """People's decisions about grades: `reviews.jsonl` in the batch's folder, one decision on each line.
 
     {"item_id": "…", "criterion_id": "loops", "points": 2, "feedback": null, "reason": "…", "by": "…", "time": …,
-     "version": "…", "seen": {"loops": 2}}
+     "version": "…"}
 
 A decision about a criterion settles the doubts about it. A decision without a criterion settles the whole submission:
 with points it sets the total, without points it approves the grade as it is. The last decision about the same thing
 counts.
 
-`seen` stands on an approval: the points of each criterion that the person saw. An approval covers those points only. If
-the model's have changed since, it has lapsed (`grading.export.final.apply_decisions`).
+An approval has the field `seen` too: the points that the person saw, by criterion. It covers those points only; if the
+model's have changed since, it has lapsed (`grading.export.final.apply_decisions`).
 
 `version` identifies the decisions about the submission that the person saw. If they have changed before the line is
 written, somebody else has decided in the meantime, and nothing is written. Lines without a version are accepted too.
@@ -64,11 +64,6 @@ class Override:
             if is_there:
                 raise BatchError(f"a review can't be used: {problem}")
 
-    @property
-    def is_approval(self) -> bool:
-        """Whether it approves the whole grade as it is, without giving points."""
-        return self.criterion_id is None and self.points is None
-
 
 class ReviewConflict(BatchError):
     """Somebody has decided on the same submission since these decisions were made. None of them was written."""
@@ -76,7 +71,7 @@ class ReviewConflict(BatchError):
 
 def version_of(standing: Iterable[Override]) -> str:
     """Return a digest of the current decisions about one submission. It changes whenever somebody decides again."""
-    lines = sorted(json.dumps(asdict(override)) for override in standing)
+    lines = sorted(json.dumps(_fields(override)) for override in standing)
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
 
 
@@ -176,9 +171,13 @@ def _withdrawal(item_id: str, version: str, restored_overrides: Iterable[Overrid
 
 
 def _row(override: Override) -> dict[str, Any]:
-    row = asdict(override)
+    row = _fields(override)
     row["by"] = row.pop("reviewer")
-    return row if override.seen is not None else {name: value for name, value in row.items() if name != "seen"}
+    return row
+
+
+def _fields(override: Override) -> dict[str, Any]:
+    return {name: value for name, value in asdict(override).items() if name != "seen" or value is not None}
 
 
 def read_overrides(folder: Path) -> list[Override]:

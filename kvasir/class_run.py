@@ -8,8 +8,6 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from click.exceptions import Exit
-
 from engines.proof import outside_in
 from grading import planning
 from grading.charts import runs
@@ -42,7 +40,7 @@ from infra.config.settings import ModelSettings, Settings
 from kvasir.connect import connect, is_cluster
 from kvasir.options import BatchPlace, default_folder
 from kvasir.plan.running_cluster import expectation
-from kvasir.terminal import TerminalProgress, confirm
+from kvasir.terminal import TerminalProgress
 from messages.errors import BatchError, BrokerUnavailable, StoreUnavailable, UsageError
 from messages.jobs import JobResult
 from monitoring.events import Observer
@@ -240,13 +238,8 @@ def open_class(
                     batch.check_may_publish()
                 if sentence := ignored_files_sentence(item.submission for item in assignment.items):
                     say(sentence)
-                changed_kinds = join_with_and(changed_inputs(batch.request, assignment.input_data))
-                works = one_line(shorten_names(_changed_works(batch, assignment)))
-                if changes := [*([f"the {changed_kinds}"] if changed_kinds else []), *([works] if works else [])]:
-                    changed = "; ".join(changes)
-                    say(f"Changed since the class was planned: {changed}. What that touches is graded again.")
-                if changed_kinds and not target.yes:
-                    _check_decisions(batch.folder, say)
+                if changes := _describe_changes(batch, assignment, target.yes):
+                    say(f"Changed since the class was planned: {changes}. What that touches is graded again.")
                 planning.plan(batch, assignment)
                 for name, question in planning.questions(assignment).items():
                     say(one_line(f"{name}: {question}"))
@@ -264,17 +257,21 @@ def open_class(
             place = default.with_name(f"{default.name}-{number}")
 
 
-def _check_decisions(folder: Path, say: Callable[[str], None]) -> None:
-    """Ask before grades on which people have decided are replaced. Raises Exit if they are to stay."""
-    decided_count = len({override.item_id for override in read_overrides(folder)})
-    if decided_count:
-        say(
-            f"People have decided on {plural(decided_count, 'submission')}. Points that they typed stay. Where the "
-            "model's points become others, an approval lapses, and the submission needs review again. To compare "
-            f"before anything is replaced: {next_command('regrade', folder)}"
+def _describe_changes(batch: Batch, assignment: Assignment, may_replace: bool) -> str:
+    """Return what has changed since the class was planned, such as `the rubric; and the work of ada and bo`.
+
+    Raises BatchError if that would replace grades on which people have decided, unless it `may_replace` them.
+    """
+    inputs = join_with_and(changed_inputs(batch.request, assignment.input_data))
+    if inputs and not may_replace and (overrides := read_overrides(batch.folder)):
+        decided = plural(len({override.item_id for override in overrides}), "submission")
+        raise BatchError(
+            f"the {inputs} changed since the class was planned, and people have decided on {decided}; nothing was "
+            "graded. With --yes it is graded again at once: points that they typed stay, but an approval lapses where "
+            f"the points change. To compare first: {next_command('regrade', batch.folder)}"
         )
-        if not confirm("Grade again without comparing?", "the grades stay as they are; with --yes nothing is asked"):
-            raise Exit(1)
+    works = one_line(shorten_names(_changed_works(batch, assignment)))
+    return "; ".join([f"the {inputs}"] * bool(inputs) + [f"handed in again: {works}"] * bool(works))
 
 
 def _as_planned(batch: Batch, request: GradeRequest) -> GradeRequest:
@@ -415,7 +412,7 @@ def _report(batch: Batch, assignment: Assignment, called_engines: bool, notice: 
 
 
 def _changed_works(batch: Batch, assignment: Assignment) -> list[str]:
-    """Return the names of submissions whose files have changed since the class was planned."""
+    """Return the submissions whose files have changed since the class was planned."""
     digests = batch.request.get("submissions", {})
     return [name for name, digest in assignment.work_digests.items() if digests.get(name, digest) != digest]
 

@@ -9,12 +9,11 @@ from pathlib import Path
 
 from desk.decisions import account
 from desk.differences import Difference, differences
-from desk.rounds import is_same_plan, make_round, next_round, record_change, rounds
+from desk.rounds import is_same_plan, keep_grades, make_round, next_round, record_change, rounds
 from grading import planning, rulings
 from grading.export.final import lapsing_approvals
 from grading.jobs import cost_of
 from grading.report.grades import load_graded
-from grading.report.versions import keep_grades
 from grading.reviews import read_overrides
 from infra.config.next_command import next_command
 from infra.config.settings import Settings
@@ -117,12 +116,12 @@ class Regrade:
 
     @property
     def lapsing(self) -> list[str]:
-        """The approvals that `adopt` ends, because the points are others than their person saw: `Ada: why`."""
+        """The approvals that would not cover the points of `run`, in lines; empty if there are none."""
         return lapsing_approvals(self.folder, self._saved_class.grades, self.tried.whole if self.tried else ())
 
     @property
     def decided(self) -> int:
-        """The number of points that a person has typed and that are asked about again. They remain."""
+        """The number of points that a person has typed and that are asked about again. They stay."""
         decisions = {
             (override.item_id, override.criterion_id)
             for override in read_overrides(self.folder)

@@ -22,7 +22,7 @@ from desk.pages.shared import (
     show_text,
     wait_for,
 )
-from desk.rounds import adopt_round, continue_round, rounds, start_round
+from desk.rounds import adopt_round, changes, continue_round, rounds, start_round, versions
 from desk.text import escape_markdown
 from desk.view import BatchView
 from desk.work import Work
@@ -30,7 +30,6 @@ from grading.export.final import lapsing_approvals
 from grading.prompts.prompt import prefix
 from grading.prompts.questions import questions_of
 from grading.report.grades import load_graded, outcome_of
-from grading.report.versions import changes, versions
 from grading.reviews import ROUND_REASON, append_override
 from grading.rubric.form import rubric_differences
 from grading.rubric.rubric import ASPECTS, KINDS
@@ -238,12 +237,8 @@ def _one_round(desk: Desk, folder: Path, view: BatchView, place: Path, work: Wor
         return
     old_grades = {grade.submission: grade for grade in view.grades}
     new_grades = [grade for grade in round_view.grades if outcome_of(grade) != "waiting"]
-    st.caption("The models' points, without people's decisions:")
     _show_differences(differences(old_grades, new_grades), view)
     if lapsing := lapsing_approvals(folder, view.grades, new_grades):
-        st.caption(
-            f"With this rubric for the class, {plural(len(lapsing), 'approval')} of points that change would lapse:"
-        )
         show_text("\n".join(lapsing))
     if counts.open or is_running:  # a click on a part that is about to be redrawn would be lost
         return
@@ -273,7 +268,7 @@ def _one_round(desk: Desk, folder: Path, view: BatchView, place: Path, work: Wor
 def _show_differences(comparisons: list[Difference], view: BatchView) -> None:
     changed_grades = [difference for difference in comparisons if not difference.is_none]
     if comparisons:
-        st.caption(f"{len(changed_grades)} of {len(comparisons)} are different.")
+        st.caption(f"{len(changed_grades)} of {len(comparisons)} are different, by the models' points.")
     if changed_grades:
         rows = [difference_row(difference, _people(view)) for difference in changed_grades]
         show_table(rows, "Grades that are different")

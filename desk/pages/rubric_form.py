@@ -10,8 +10,8 @@ from typing import Any, Literal
 import streamlit as st
 
 from desk.pages.markup import Markup
+from desk.rounds import Change
 from desk.text import escape_markdown
-from grading.report.versions import Change
 from grading.rubric.form import (
     CriterionFields,
     RubricFields,

@@ -6,12 +6,12 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from desk.decisions import ACCEPTED_REASON, TOGETHER_REASON, Overrides, version_seen
+from desk.decisions import ACCEPTED_REASON, TOGETHER_REASON, Overrides
 from desk.rows import QUEUES, Filter, Row, select
 from grading.export import Request
 from grading.points import CriterionGrade
 from grading.report.grades import show_distribution, show_points
-from grading.reviews import ROUND_REASON, Override
+from grading.reviews import ROUND_REASON, Override, version_of
 from grading.rubric.rubric import Rubric
 
 # Suggested reasons, until people have given others.
@@ -76,11 +76,16 @@ def digest_of(part: object) -> str:
     return hashlib.sha256(json.dumps(part).encode()).hexdigest()[:16]
 
 
+def version_seen(row: Row, standing: Overrides) -> str:
+    """Return what identifies the state that a person sees: `version_of` the decisions, a dot, the model's points."""
+    return f"{version_of(standing.values())}.{digest_of([item.points for item in row.final.grade.criteria])}"
+
+
 def submission_content(row: Row, standing: Overrides) -> dict[str, Any]:
     """Return one submission without its work: the grade, the decisions about it, and its student's requests."""
     grade = row.final.grade
     return {
-        "version": version_seen(grade, standing),
+        "version": version_seen(row, standing),
         "points": show_points(row.final.points),
         "max": show_points(grade.max_points),
         "model": show_points(row.final.grade.points),
@@ -200,7 +205,7 @@ def same_comments(
         if texts.get(criterion_id) == text:
             override = standing.get(criterion_id or None)
             name = override.reviewer or "somebody" if override and override.reviewer != reviewer else ""
-            places.append([row.final.grade.item_id, version_seen(row.final.grade, standing), name])
+            places.append([row.final.grade.item_id, version_seen(row, standing), name])
     return places
 
 

@@ -1,20 +1,19 @@
 """The final grade of an export: the models' points, a person's decision, or a blank with the reason."""
 
-import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from grading.export.late import UNKNOWN_DELAY, Late, Penalty, late_of
 from grading.points import CriterionGrade, Doubt, Grade, total_of
-from grading.report.grades import GradedClass, load_graded, one_line, show_points
-from grading.report.versions import EarlierGrades, earlier_grades
+from grading.report.grades import FILE, GradedClass, load_graded, one_line, show_points
 from grading.reviews import Override, current_decisions, read_overrides
 from grading.roster import UNASSIGNED_QUESTION, Owner, kept_files, read_rosters, roster_in
 from grading.rubric.rubric import Points, exact, plain, total_points
 from grading.tables import Sheet, cell, differs
 from producers.words import join_with_and, plural
 
+EarlierGrades = Sequence[tuple[float, Mapping[str, Grade]]]  # when they were replaced, and the grades by id
 NEEDS_REVIEW = "needs review"
 _SHOWN_CHANGES = 5
 
@@ -48,7 +47,7 @@ class ExportFile:
 class FinalGrade:
     """One submission's grade after review. `points` is None exactly when `why_blank` gives a reason."""
 
-    grade: Grade  # as the models made it; if an approval has lapsed, this is one of its doubts
+    grade: Grade  # as the models made it, with a doubt more if an approval has lapsed
     criteria: tuple[CriterionGrade, ...]  # with a person's changes
     summary: str
     points: Points | None  # less the penalty
@@ -57,7 +56,7 @@ class FinalGrade:
     open_doubts: tuple[str, ...] = ()  # reasons for review that no decision has settled
     reviewers: tuple[str, ...] = ()  # people who decided; only for files that stay with the instructor
     penalty: Penalty | None = None  # for lateness
-    lapsed: str = ""  # why an approval no longer counts
+    lapsed: str = ""  # why an approval does not count any more
 
     @property
     def earned_points(self) -> Points | None:
@@ -83,41 +82,39 @@ def final_grades(folder: Path, include_unreviewed: bool = False) -> tuple[Graded
     """
     graded_class = load_graded(folder)
     overrides = read_overrides(folder)
-    late, earlier = late_of(folder, graded_class.late), earlier_of(folder, overrides)
+    late, earlier = late_of(folder, graded_class.late), earlier_grades(folder, overrides)
     finals = [
-        apply_decisions(grade, _decisions_on(grade, overrides), include_unreviewed, late, earlier)
+        apply_decisions(
+            grade, current_decisions(overrides, grade.item_id, grade.submission), include_unreviewed, late, earlier
+        )
         for grade in graded_class.grades
     ]
-    given_points = [final.points for final in finals if final.points is not None]
-    if given_points and not any(given_points):
-        zeros = f"everybody who gets a grade gets 0 points ({plural(len(given_points), 'submission')})"
-        graded_class = replace(graded_class, alarms=(*graded_class.alarms, zeros))
+    if (points := [final.points for final in finals if final.points is not None]) and not any(points):
+        alarm = f"everybody would get 0 points, all {plural(len(points), 'submission')} that have a grade"
+        graded_class = replace(graded_class, alarms=(*graded_class.alarms, alarm))
     return graded_class, finals
 
 
-def _decisions_on(grade: Grade, overrides: Iterable[Override]) -> dict[str | None, Override]:
-    return current_decisions(overrides, *({grade.item_id, grade.submission} - {""}))
-
-
-def earlier_of(folder: Path, overrides: Iterable[Override]) -> EarlierGrades:
-    """Return the class's earlier grades if an approval needs them, because its line does not say what was seen."""
-    needs_them = any(override.is_approval and override.seen is None for override in overrides)
-    return earlier_grades(folder) if needs_them else ()
+def earlier_grades(folder: Path, overrides: Iterable[Override]) -> EarlierGrades:
+    """Return the grades that rounds have replaced, oldest first, if an approval does not say which points it saw."""
+    if all(override.seen is not None or override.criterion_id or override.points is not None for override in overrides):
+        return ()
+    files = sorted((file.stat().st_mtime, file) for file in (folder / "versions").glob(f"*/{FILE}"))
+    return [(at, {grade.id: grade for grade in load_graded(file.parent).grades}) for at, file in files]
 
 
 def lapsing_approvals(folder: Path, before: Iterable[Grade], after: Iterable[Grade]) -> list[str]:
-    """Return `Ada: why` for each approval in `folder` that would lapse if the grades `before` became those `after`."""
-    overrides, old_grades = read_overrides(folder), {grade.id: grade for grade in before}
-    earlier = [*earlier_of(folder, overrides), (math.inf, old_grades)]
-
-    def lapsed(grade: Grade, known: EarlierGrades) -> str:
-        return apply_decisions(grade, _decisions_on(grade, overrides), earlier=known).lapsed
-
-    return [
-        one_line(f"{grade.display_name}: {why}")
+    """Say in lines which approvals in `folder` would not cover the grades `after`, if they replaced those `before`."""
+    overrides = read_overrides(folder)
+    earlier = [*earlier_grades(folder, overrides), (float("inf"), {grade.id: grade for grade in before})]
+    lines = [
+        one_line(f"{grade.display_name}: {final.lapsed}")
         for grade in after
-        if grade.id in old_grades and (why := lapsed(grade, earlier)) and not lapsed(old_grades[grade.id], earlier[:-1])
+        for decisions in [current_decisions(overrides, grade.item_id, grade.submission)]
+        if (final := apply_decisions(grade, decisions, earlier=earlier)).lapsed
     ]
+    header = f"{plural(len(lines), 'approval')} would lapse, and these submissions would need review again:"
+    return [header, *lines] if lines else []
 
 
 def apply_decisions(
@@ -130,15 +127,14 @@ def apply_decisions(
     """Apply the decisions about one grade. A total that a person set is final: lateness takes nothing off it.
 
     An approval covers the points that its person saw. If the model's are others now, it has lapsed: the submission
-    needs review again, and does not count as reviewed. `earlier` tells what was seen where the approval does not.
+    needs review again, and does not count as reviewed. `earlier` says what was seen where the approval does not.
     """
     whole = decisions.get(None)
     criteria = tuple(_apply_override(criterion, decisions.get(criterion.id)) for criterion in grade.criteria)
     points = whole.points if whole and whole.points is not None else total_of(criteria)
     blank_reason = "" if points is not None else _why_none(grade, criteria)
     lapsed = _why_lapsed(grade, criteria, decisions, earlier)
-    if lapsed:
-        grade = replace(grade, doubts=(Doubt("", lapsed), *grade.doubts))
+    grade = replace(grade, doubts=(*([Doubt("", lapsed)] if lapsed else []), *grade.doubts))
     # A decision about a criterion settles the doubts about it; a decision about the whole settles all doubts.
     open_doubts = [doubt for doubt in grade.doubts if not doubt.criterion_id or doubt.criterion_id not in decisions]
     doubts = () if whole and not lapsed else tuple(doubt.why for doubt in open_doubts)
@@ -169,27 +165,25 @@ def _why_lapsed(
     decisions: Mapping[str | None, Override],
     earlier: EarlierGrades,
 ) -> str:
-    """Return why the approval of a grade no longer counts; "" if it counts, or if there is none."""
+    """Return why the approval of a grade does not count any more; "" if it counts, or if there is none."""
     approval = decisions.get(None)
-    if approval is None or not approval.is_approval:
+    if approval is None or approval.points is not None:
         return ""
-    seen = approval.seen
-    if seen is None and approval.time:  # 0: an old line that does not say when
-        old_grade = next((grades.get(grade.id) for until, grades in earlier if until > approval.time), None)
-        seen = old_grade and {item.id: item.points for item in old_grade.criteria}
-    if seen is None:
-        return ""
-    typed = {id for id, override in decisions.items() if override.points is not None}
-    now = {item.id: item.points for item in criteria}
-    changed_ids = [id for id in {**now, **seen} if id not in typed and seen.get(id) != now.get(id)]
-    if not changed_ids:
-        return ""
-    shown = {id: f"{show_points(seen.get(id)) or '–'} → {show_points(now.get(id)) or '–'}" for id in changed_ids}
-    known_points = [points for points in seen.values() if points is not None]
-    total = total_points(known_points) if len(known_points) == len(seen) else None
+    # A line without a time (0) is not older than anything.
+    old_grades = (grades[grade.id] for until, grades in earlier if 0 < approval.time < until and grade.id in grades)
+    known = {item.id: item.points for item in next(old_grades, grade).criteria}
+    seen, now = known if approval.seen is None else approval.seen, {item.id: item.points for item in criteria}
+    steps = [
+        f"{id}: {show_points(seen.get(id)) or '–'} → {show_points(now.get(id)) or '–'}"
+        for id in {**now, **seen}
+        if seen.get(id) != now.get(id) and (id not in decisions or decisions[id].points is None)
+    ]
+    total = None if None in seen.values() else total_points(points or 0 for points in seen.values())
     return (
-        f"{approval.reviewer or 'somebody'} approved a total of {show_points(total) or '–'}; since then it has changed "
-        f"to {show_points(total_of(criteria)) or '–'} ({', '.join(f'{id}: {step}' for id, step in shown.items())})"
+        f"{approval.reviewer or 'somebody'} approved a total of {show_points(total) or '–'}; since then it has become "
+        f"{show_points(total_of(criteria)) or '–'} ({', '.join(steps)})"
+        if steps
+        else ""
     )
 
 

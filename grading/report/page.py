@@ -42,7 +42,7 @@ def render_page(
         notice: a banner across the top; "" for none.
         pictures: charts of the run, shown after the criteria.
         late: deductions for lateness in words, by submission.
-        alarms: warnings about the class as a whole, shown before everything else.
+        alarms: warnings about the class, shown like the notice.
     """
     return render_template(
         _TEMPLATE,

@@ -262,9 +262,8 @@ def _parse_yaml(file: str, text: str) -> Any:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         position = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
-        problem = f"{position}not YAML: {error.problem or error.context}"
-        hint = "; put a text with a colon in it in quotes" if "mapping values are not allowed" in problem else ""
-        raise RubricError(f"{file}: {problem}{hint}") from None
+        hint = "; put a text with a colon in it in quotes" if "mapping values" in str(error.problem) else ""
+        raise RubricError(f"{file}: {position}not YAML: {error.problem or error.context}{hint}") from None
     except Exception as error:  # noqa: BLE001  PyYAML meets odd scalars with ValueError, KeyError, AttributeError, ...
         first_line = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise RubricError(f"{file}: this is YAML that can't be read: {first_line}") from None

@@ -1,6 +1,6 @@
 """`grade`, `submit`, `watch`, `results`, `retry`, `cancel`: a batch from start to end."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -22,12 +22,13 @@ from kvasir.options import (
     Models,
     grading_options,
     group_options,
+    json_option,
     only_option,
     path,
     quiet_option,
     wait_option,
 )
-from kvasir.terminal import TerminalProgress, print_groups, print_table, say, say_json, shortened, stderr
+from kvasir.terminal import TerminalProgress, print_groups, print_table, say, say_json, stderr
 from messages.errors import BatchError
 from producers.batch import batch as batches
 from producers.batch.batch import Batch
@@ -35,7 +36,6 @@ from producers.batch.retry import jobs_to_retry
 from producers.batch.runner import cancelled_results
 from producers.words import plural
 
-json_option = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 _WAITS = ", or use kvasir grade, which waits"
 
 
@@ -200,22 +200,6 @@ def _names_in_batch(batch: Batch, request: GradeRequest, selectors: tuple[str, .
     return names
 
 
-def _review_sentences(outcome: class_run.Outcome) -> Iterator[str]:
-    """Yield where reasons and remarks can be read, and what people have decided."""
-    if any(grade.doubts or grade.remarks for grade in outcome.grades):
-        yield "Reasons for review and remarks are in the report, for each submission."
-    if not read_overrides(outcome.folder):
-        return
-    _, finals = final_grades(outcome.folder)
-    if reviewed_count := sum(final.is_reviewed for final in finals):
-        final_points = next_command("export", outcome.folder)
-        yield f"{reviewed_count:,} reviewed: their final points are in the desk and in an export: {final_points}"
-    if lapsed := [
-        f"{one_line(final.grade.display_name)}: {one_line(final.lapsed)}" for final in finals if final.lapsed
-    ]:
-        yield shortened(f"{plural(len(lapsed), 'approval', 'has', 'have')} lapsed, and wait for review again: ", lapsed)
-
-
 def show_outcome(
     outcome: class_run.Outcome, as_json: bool, extra_fields: Mapping[str, Any] = MappingProxyType({})
 ) -> int:
@@ -244,9 +228,14 @@ def show_outcome(
         if not outcome.worked:
             say("Everything is already graded; no engine was called.")
         say(("" if outcome.grades == outcome.whole else "The class: ") + summary(outcome.whole))
-        for line in _review_sentences(outcome):
-            say(line)
-        say(f"Report: {outcome.folder / 'report.html'}   Grades: {outcome.folder / 'grades.csv'}")
+        if read_overrides(outcome.folder):
+            finals = final_grades(outcome.folder)[1]
+            reviewed, lapsed = (sum(final.is_reviewed for final in finals), sum(bool(final.lapsed) for final in finals))
+            say(
+                f"{reviewed:,} reviewed: their final points are in the desk and in kvasir export. "
+                + f"{plural(lapsed, 'approval', 'has', 'have')} lapsed: see Review in the desk." * bool(lapsed)
+            )
+        say(f"Report (reasons, remarks): {outcome.folder / 'report.html'}   Grades: {outcome.folder / 'grades.csv'}")
     if outcome.note:
         say(outcome.note, stderr)
     if counts.open:

@@ -1,6 +1,6 @@
 """`regrade`: asks again about what changed in the rubric, compares, and replaces the grades if you agree."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 
@@ -9,8 +9,8 @@ import click
 from desk.differences import Difference, difference_row
 from grading.report.grades import one_line
 from infra.config.next_command import next_command
-from kvasir.commands.batch import json_option, show_outcome
-from kvasir.options import Globals, path, quiet_option, wait_option
+from kvasir.commands.batch import show_outcome
+from kvasir.options import Globals, json_option, path, quiet_option, wait_option
 from kvasir.regrading import Regrade
 from kvasir.terminal import TerminalProgress, confirm, print_table, say, shortened, stderr
 from producers.words import plural
@@ -57,9 +57,7 @@ def regrade(
         return 1
     if not as_json:
         people = {grade.submission: one_line(grade.display_name) for grade in outcome.whole}
-        _print_differences(differences, people)
-        for line in _decision_sentences(regrading):
-            say(line)
+        _print_differences(differences, people, regrading)
     if regrading.failed:
         failure = f"{plural(regrading.failed, 'job')} failed; the same command runs what failed once more"
         say(failure, stderr)
@@ -95,22 +93,10 @@ def _ruling_sentence(criterion: str, shared_words: dict[str, tuple[str, ...]]) -
     return shortened(start, [f"{name} ({', '.join(words)})" for name, words in shared_words.items()])
 
 
-def _decision_sentences(regrading: Regrade) -> Iterator[str]:
-    """Yield what becomes of people's decisions."""
-    if regrading.decided:
-        yield f"Points that a person typed stay: {regrading.decided} about these criteria."
-    if lapsing := regrading.lapsing:
-        yield (
-            f"{plural(len(lapsing), 'approval')} of points that would change would lapse; these submissions then need "
-            "review again, and an export leaves them blank:"
-        )
-        yield from (f"  {line}" for line in lapsing)
-
-
-def _print_differences(differences: list[Difference], people: Mapping[str, str]) -> None:
+def _print_differences(differences: list[Difference], people: Mapping[str, str], regrading: Regrade) -> None:
     changed_rows = [difference_row(difference, people) for difference in differences if not difference.is_none]
     if changed_rows:
-        say("The models' points, without people's decisions and without deductions for lateness:")
+        say("The models' points, without people's decisions and deductions for lateness:")
         print_table(
             tuple(changed_rows[0]),
             # one line for each row in 80 columns
@@ -118,3 +104,6 @@ def _print_differences(differences: list[Difference], people: Mapping[str, str])
             right=("before", "after", "change"),
         )
     say(f"{len(changed_rows)} of {plural(len(differences), 'submission')} would change.")
+    typed = [f"Points that a person typed would stay: {regrading.decided:,} about these criteria."]
+    for line in (*(typed if regrading.decided else []), *regrading.lapsing):
+        say(line)

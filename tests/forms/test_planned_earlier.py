@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
+from desk.rounds import changes
 from grading.export.requests import read_requests
-from grading.report.versions import changes
 from grading.reviews import read_overrides
 from kvasir import cli
 from messages.errors import BatchError

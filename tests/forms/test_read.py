@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from desk.assignments import grading_work, read_inputs
-from desk.rounds import rounds
-from grading.report.versions import changes
+from desk.rounds import changes, rounds
 from grading.reviews import read_overrides
 from monitoring import logs
 from tests.forms.batches import ADA, CLASS, HOME, MODEL, RELEASE, run, steady, workplace

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from desk.rounds import changes
 from grading.hand_sample import enter_points, load_draw
-from grading.report.versions import changes
 from grading.reviews import read_overrides
 from tests.support.browser import PATIENCE_S, Browser
 from tests.support.desk_page import GRADED_S, UPLOADS, DeskPage, choose_first, quick_model, type_key, wait_until_holds

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from desk.assignments import grading_work, read_inputs, rubric_versions, version_name
-from grading.report.versions import versions
+from desk.rounds import versions
 from tests.support.browser import Browser
 from tests.support.desk_page import GRADED_S, DeskPage, grade_all, new_assignment, quick_model, steps, wait_until_chosen
 from tests.support.homework import RUBRIC, journal, tiny_class

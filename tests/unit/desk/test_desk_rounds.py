@@ -7,10 +7,9 @@ from pathlib import Path
 import pytest
 
 from desk.assignments import InputError, Inputs, grading_work, read_inputs, save_inputs
-from desk.rounds import adopt_round, continue_round, rounds, start_round
+from desk.rounds import adopt_round, continue_round, rounds, start_round, versions
 from desk.view import BatchView
 from grading.report.grades import load_graded
-from grading.report.versions import versions
 from messages.errors import BatchError
 from producers.batch import batch as batches
 from producers.batch.batch import Batch

@@ -12,11 +12,11 @@ import pytest
 from desk.decisions import Decisions, Overrides
 from desk.review_screen import acts as acts_module
 from desk.review_screen.acts import ActAnswer, Acts
-from desk.review_screen.content import _by_use, phrases_of
+from desk.review_screen.content import _by_use, phrases_of, version_seen
 from desk.rows import Row, make_rows
 from desk.view import BatchView
 from grading.export import Request, add_requests, read_requests
-from grading.reviews import append_override, read_overrides, undo_override, version_of
+from grading.reviews import append_override, read_overrides, undo_override
 from messages.errors import BatchError
 from tests.support.desk import answer, plan_tiny_class, request_of
 
@@ -38,7 +38,8 @@ class ClassUnderReview:
         return {row.final.grade.item_id: row for row in rows}, overrides_by_item
 
     def version(self, item: str) -> str:
-        return version_of(self.decisions.refresh().get(item, {}).values())
+        rows, overrides_by_item = self.rows()
+        return version_seen(rows[item], overrides_by_item.get(item, {}))
 
     def points(self, item: str) -> list[Any]:
         return [criterion.points for criterion in self.rows()[0][item].final.criteria]

@@ -11,8 +11,8 @@ import pytest
 
 from desk.assignments import Inputs, find_folders, read_inputs, save_inputs
 from desk.decisions import Decisions
+from desk.rounds import versions
 from desk.view import BatchView
-from grading.report.versions import versions
 from grading.reviews import Override, append_override
 from infra.config.settings import load_settings
 from kvasir import cli
