@@ -232,8 +232,8 @@ def show_outcome(
             finals = final_grades(outcome.folder)[1]
             reviewed, lapsed = (sum(final.is_reviewed for final in finals), sum(bool(final.lapsed) for final in finals))
             say(
-                f"{reviewed:,} reviewed: their final points are in the desk and in kvasir export. "
-                + f"{plural(lapsed, 'approval', 'has', 'have')} lapsed: see Review in the desk." * bool(lapsed)
+                f"{reviewed:,} reviewed: their final points are in the desk and in kvasir export."
+                + f" {plural(lapsed, 'approval', 'has', 'have')} lapsed: see Review in the desk." * bool(lapsed)
             )
         say(f"Report (reasons, remarks): {outcome.folder / 'report.html'}   Grades: {outcome.folder / 'grades.csv'}")
     if outcome.note:
