@@ -12,8 +12,9 @@ class ModelRate:
 
     model: str
     answers: int
-    prefill_tokens_per_s: float  # counts only computed tokens and only the engine's time
-    decode_tokens_per_s: float  # for one sequence; slots work in parallel
+    # The tokens that the engine computed, divided by the seconds that it needed for them.
+    prefill_tokens_per_s: float
+    decode_tokens_per_s: float  # for one sequence; all slots together decode faster
     transferred_answers: int  # answers decoded from a KV cache that another engine computed
 
 

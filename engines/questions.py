@@ -8,7 +8,7 @@ from engines.chat import common_prefix
 from messages.change import replace_fields
 from messages.jobs import PrefillJob
 
-# Replaces the question if there is only one, to find where the shared part of the prompt ends.
+# This text replaces a job's only question. The shared part of the prompt ends where the two prompts begin to differ.
 _PLACEHOLDER_QUESTION = "?"
 
 

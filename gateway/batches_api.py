@@ -27,7 +27,7 @@ from producers.batch.prompt_lines import BadLine
 router = APIRouter(prefix="/v1", tags=["OpenAI"], responses=RESPONSES, route_class=BoundedRoute)
 
 _Text = Annotated[str, Field(max_length=512)]
-# uploads have a pool of their own, so that large ones don't block other requests
+# uploads have a separate pool, so that large ones don't block other requests
 _keeper = ThreadPoolExecutor(2, "files")
 
 
@@ -73,7 +73,7 @@ async def upload(request: Request, gateway: ThisGateway) -> dict[str, Any]:
                 )
             )
     except TimeoutError:
-        raise ApiError(408, f"the file took longer than {UPLOAD_S:g} s") from None
+        raise ApiError(408, f"the upload took longer than {UPLOAD_S:g} s: send a smaller file") from None
     except ClientDisconnect:
         raise ApiError(499, "the client has left") from None
 
@@ -183,7 +183,9 @@ def _page(objects: Sequence[dict[str, Any]], cursor: str, limit: int) -> dict[st
     """Return the page after `cursor`. Raises ApiError if no object has that id."""
     ids = [entry["id"] for entry in objects]
     if cursor and cursor not in ids:
-        raise ApiError(400, f"there is no {cursor!r:.80}, so there is no page after it", "after", "invalid_value")
+        raise ApiError(
+            400, f"no entry has the id {cursor!r:.80}: take the id from an earlier page", "after", "invalid_value"
+        )
     start = ids.index(cursor) + 1 if cursor else 0
     page = objects[start : start + limit]
     return {

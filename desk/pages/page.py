@@ -37,7 +37,8 @@ _PAGES: dict[str, Callable[[Desk, Path], None]] = {
     "Export": export_page.show_export_page,
     "Fleet": fleet_page.show_fleet_page,
 }
-# On every page, and those of a section; the review screen has a list of its own.
+# The keyboard keys of every page, under "", and the additional keys of some sections. The review screen lists its own
+# keys.
 _KEYS = {
     "": {
         "Tab": "the next field or button; with Shift the one before",
@@ -67,7 +68,7 @@ _MEANINGS = {
 }
 
 
-# Streamlit's grey has a contrast below 4.5:1, which is too faint for small text.
+# Streamlit's grey text has a contrast below 4.5:1, which is too low for small text.
 _STYLE = """<style>
 [data-testid="stCaptionContainer"], [data-testid="stCaptionContainer"] p { color: inherit; opacity: 0.9; }
 button:enabled kbd { color: inherit; opacity: 1; }
@@ -122,7 +123,7 @@ def show_desk_page(open_backend: Callable[[], Backend]) -> None:
         if desk.backend.notice:
             st.warning(escape_markdown(desk.backend.notice))
         folder = _choose_assignment(desk)
-        # after each start this is read once, which takes a minute for a thousand works
+        # The first reading after a start takes about a minute for a thousand submissions.
         with st.spinner("Reading the class …"):
             section = _section(desk, folder) if folder else ""
         with st.sidebar:
@@ -162,7 +163,7 @@ def _section(desk: Desk, folder: Path) -> str:
     A page that changes this redraws the side bar.
     """
     waits: dict[str, str] = {}
-    with suppress(KvasirError):  # the class's own pages report the error
+    with suppress(KvasirError):  # the section's page reports this error
         waits = _waits(desk.rows(folder)[1])
         st.session_state["counted"] = desk.by_people(folder)
     captions = [waits.get(name, _MEANINGS.get(name, "")) for name in SECTIONS]
@@ -192,5 +193,6 @@ def _title(desk: Desk, folder: str) -> str:
         return "All assignments"
     try:
         return f"{desk.title(Path(folder))} ({Path(folder).name})"
-    except KvasirError:  # the assignment's own page reports the error, and the others stay usable
+    # The page of that assignment reports the error, and all other pages stay usable.
+    except KvasirError:
         return Path(folder).name

@@ -91,7 +91,8 @@ def exactly_scaled(model: Any) -> Any:
             embeddings = self.model.embed_tokens(inputs)
             scale = mx.array(self.args.hidden_size**0.5)
             correction = scale.astype(embeddings.dtype) / scale.astype(mx.bfloat16).astype(embeddings.dtype)
-            return super().__call__(inputs, cache, embeddings * correction)
+            logits: mx.array = super().__call__(inputs, cache, embeddings * correction)
+            return logits
 
     return Scaled
 
@@ -106,7 +107,8 @@ def device() -> str:
 def _layout(folder: HFFolder, caches: list[Any]) -> tuple[KVLayout | None, str]:
     """The layout that MLX uses. If it differs from the configuration's, which PyTorch follows: None, and why."""
     try:
-        layout_of(folder, "f32")  # called first because its errors say what this model keeps
+        # Called first, because its error says why KV caches of such a model are not transferred.
+        layout_of(folder, "f32")
         observed_layout = mlx_kv.observed_layout(caches)
         stated_layout = layout_of(folder, observed_layout.dtype)
     except KVTransferFailed as error:

@@ -25,7 +25,7 @@ from messages.jobs import Part, Sampling
 _log = logging.getLogger(__name__)
 
 _SHAPE = re.compile(r"(https?://[^/?#@\s]+(?:/[^?#\s]*?)?/v\d+)/(\S+)")
-# Fields that a server may refuse and that the engine can do without.
+# Fields that some servers refuse and that the engine can do without.
 _OPTIONAL = ("response_format", "stream_options", "seed", "top_k", "min_p", "repetition_penalty")
 _KEY_REFUSED = (401, 403)
 _CONTEXT_FIELDS = ("max_model_len", "context_length", "max_context_length", "context_window")
@@ -170,7 +170,7 @@ class OpenAIEngine(TextOnly[OpenAIServer]):
             "top_p": sampling.top_p,
             "top_k": sampling.top_k,
             "seed": sampling.seed % RANDOM_SEED,
-            "min_p": 0.0,  # these two have other defaults in some servers
+            "min_p": 0.0,  # some servers have other defaults for min_p and repetition_penalty
             "repetition_penalty": 1.0,
         }
         if words := [word for word in sampling.stop if word]:
@@ -230,7 +230,7 @@ class _AnswerReader(StreamedText):
             piece = "".join([delta.get("content") or "" for delta in deltas])
             has_thoughts = any(delta.get("reasoning_content") or delta.get("reasoning") for delta in deltas)
         except (AttributeError, TypeError, ValueError):
-            raise EngineUnavailable(f"the server sent an event of another shape: {json.dumps(event):.80}") from None
+            raise EngineUnavailable(f"the server sent an event of an unknown form: {json.dumps(event):.80}") from None
         if piece or has_thoughts:
             self.note_token()
         self.add(piece)

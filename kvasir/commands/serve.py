@@ -36,11 +36,11 @@ _state = click.option(
     "--host",
     default="127.0.0.1",
     show_default=True,
-    help="Listen on this address; beyond loopback an API key is needed (kvasir keys).",
+    help="Listen on this address; any address but loopback needs an API key (kvasir keys).",
 )
 @click.option("--port", type=click.IntRange(0, 65535), default=8000, show_default=True)
 @click.option(
-    "--model", "models", metavar="M", multiple=True, help="Serve this model [default: all that are configured]."
+    "--model", "models", metavar="M", multiple=True, help="Serve this model [default: all configured models]."
 )
 @click.option("--host-name", "host_names", metavar="NAME", multiple=True, help=_HOST_NAME)
 @click.option("--open-objects", is_flag=True, help=_OPEN_OBJECTS)
@@ -134,7 +134,7 @@ def revoke(global_options: Globals, name: str, folder: Path) -> None:
     if is_cluster(settings):
         try:
             deleted_count = forget_named(settings.store_url_with_secret(), {revoked_key.tag})
-        except KvasirError:  # some logins may not delete in the store, such as a producer's
+        except KvasirError:  # some logins, such as a producer's, have no right to delete in the store
             stderr.print("its conversations' KV caches stay in the store until they expire, a day at most:")
             raise
         say(f"KV caches of its conversations deleted from the store: {plural(deleted_count, 'record')}")

@@ -25,7 +25,7 @@ from producers.words import plural
 PROMPT_TOKENS = 2000
 ANSWER_TOKENS = 64
 JOBS_PER_PAIR = 4
-_LATE_S = 5.0  # a job's result says that it expired at most this long after its deadline
+_LATE_S = 5.0  # an expired job's result comes at most this long after the deadline
 
 _SUBJECTS = ("river", "ferry", "bridge", "market", "garden", "school", "library", "harbour")
 _PLACES = ("in the north", "by the sea", "near the old town", "on the hill", "under the trees", "at the border")
@@ -43,16 +43,17 @@ class Trial:
     decode: str
     decode_device: str
     kv_transfer: KVTransfer
-    found: str  # why there was no KV transfer, or what is wrong; "" if all is well
+    found: str  # why no KV was transferred, or what is wrong; "" if all is well
     prompt_tokens: int
     transferred_tokens: int
     evaluated_tokens: int  # prompt tokens that the decoder computed, by its own counter
     prefill_tokens_per_s: float
     decode_tokens_per_s: float
     kv_bytes: int
-    put_bytes_per_s: float  # a lower bound, because saving, splitting, and the wait for a decoder are included
+    # A lower bound, because the measured time includes saving, splitting and the wait for a decoder.
+    put_bytes_per_s: float
     get_bytes_per_s: float
-    total_s: float  # from submission to the finished answer
+    total_s: float  # seconds from submission to the finished answer
     todo: str = ""
 
 
@@ -107,7 +108,7 @@ def judge(result: JobResult, registrations: Sequence[WorkerInfo]) -> Trial:
     prefill, decode = by_id.get(result.prefill.worker_id), by_id.get(result.decode.worker_id)
     level, problem, todo = _verdict(result, prefill, decode)
     prefill_report, decode_report = result.prefill, result.decode
-    # Only the job's suffix was put: the store may already have had the template's first tokens.
+    # Only the job's suffix was stored: the store had perhaps the template's first tokens already.
     size = (
         prefill_report.put_bytes * decode_report.transferred_tokens // prefill_report.computed_tokens
         if prefill_report.computed_tokens
@@ -194,7 +195,7 @@ def _try_pairs(
     trials: list[Trial] = []
     job_ids: list[str] = []
     late: list[Finding] = []
-    # A job that failed before it reached a decode worker would fail again, so no more are sent.
+    # If a job failed before it reached a decode worker, others would fail too. Then no more jobs are sent.
     while unmet_pairs and jobs_left and not late and not any(t.level == "error" and not t.decode for t in trials):
         size = min(jobs_left, max(len(prefills), len(decodes)))
         batch = f"doctor-{secrets.token_hex(8)}"

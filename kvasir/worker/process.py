@@ -57,7 +57,7 @@ class DecodeOptions:
 
     slots: int = 0
     kv_cache_gb: float = 2.0  # memory for shared blocks
-    steal: tuple[str, ...] = ()  # models whose jobs it may take besides its own, or "all"
+    steal: tuple[str, ...] = ()  # models whose jobs the worker is allowed to steal, or "all"
     memory_gb: float = 0.0  # limit for the weights of all models in memory; 0: most of the machine's memory
 
 
@@ -69,7 +69,7 @@ class WorkerOptions:
     model: str
     choice: EngineChoice
     page: PageOptions
-    hours: Hours  # hours in which it takes jobs
+    hours: Hours  # the worker takes jobs in these hours
     grace_s: float
     decode: DecodeOptions = DecodeOptions()
 
@@ -133,13 +133,13 @@ def _load(settings: Settings, options: WorkerOptions) -> tuple[Engine, str]:
     """Load the worker's engine, and return it with the name of its weights."""
     choice, model_settings = options.choice, settings.models.get(options.model)
     if model_settings is None and not (choice.engine and choice.weights):
-        settings.model(options.model)  # raises an error that names the configured models
+        settings.model(options.model)  # if the name is wrong, the error names the configured models
     name, weights = choice.engine, choice.weights
     if model_settings and not (name and weights):
         name, default = model_settings.weights_for(choice.engine)
         weights = weights or default
     context = choice.context or (model_settings.context if model_settings else 0)
-    slots = prefill_slots = 1  # the slots of the stage that this worker does not have
+    slots = prefill_slots = 1  # 1 for a role that this worker does not have
     if "prefill" in options.roles:
         prefill_slots = model_settings.prefill_slots if model_settings else 8
     if "decode" in options.roles:
@@ -210,13 +210,13 @@ def check_family(cluster_state: ClusterState, model: str, info: EngineInfo) -> N
             layouts = (registration.engine, registration.layout), (info.engine, kv_text(info))
             conflict = f"{registration.role} worker {registration.worker_id} serves {model} already"
             if window := ignored_window(*layouts):
-                raise ConfigError(f"{conflict}: {window}; run one engine at both ends")
+                raise ConfigError(f"{conflict}: {window}; use the same engine for prefill and decode")
             if rope := different_rope(*layouts):
                 raise ConfigError(f"{conflict}: {rope}; {MEND_ROPE}")
             raise ConfigError(
-                f"{registration.role} worker {registration.worker_id} serves {model} with other weights (its KV cache "
-                f"is of {registration.fingerprint:.12}, this one's of {own_fingerprint:.12}): give both the same file, "
-                "or serve yours under another model name"
+                f"{registration.role} worker {registration.worker_id} serves {model} with other weights (fingerprint "
+                f"{registration.fingerprint:.12}; here {own_fingerprint:.12}): give both the same file, "
+                "or serve this one under another model name"
             )
 
 

@@ -285,9 +285,9 @@ def test_a_schema_that_is_given_up_on_while_decoding_ends_that_answer_only(
 
 @pytest.mark.parametrize("token", [-1, 1 << 20])
 def test_ids_of_another_vocabulary_are_refused_before_mlx_sees_them(engine: Engine, token: int) -> None:
-    with pytest.raises(EngineUnavailable, match="another's tokenizer"):
+    with pytest.raises(EngineUnavailable, match="with this model's tokenizer"):
         engine.decode((1, token, 1), None, GREEDY)
-    with pytest.raises(EngineUnavailable, match="another's tokenizer"):
+    with pytest.raises(EngineUnavailable, match="with this model's tokenizer"):
         engine.prefill((1, token), lambda _: None)
 
 

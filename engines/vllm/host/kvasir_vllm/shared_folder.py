@@ -24,7 +24,7 @@ def open_file(folder: int, name: str, flags: int) -> int:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):  # opening a pipe could block
             raise FileNotFoundError(f"{name} is not a file")
         owner = os.fstat(folder)
-        if flags & os.O_CREAT and owner.st_uid != os.geteuid():  # this process may be root in a container
+        if flags & os.O_CREAT and owner.st_uid != os.geteuid():  # in a container, this process can be root
             os.fchown(descriptor, owner.st_uid, owner.st_gid)
     except OSError:
         os.close(descriptor)
@@ -45,7 +45,7 @@ def send(sender: socket.socket, datagram: bytes, folder: int, name: str) -> None
     try:
         found = os.fstat(place)
         if not stat.S_ISSOCK(found.st_mode) or found.st_uid != os.fstat(folder).st_uid:
-            raise PermissionError(f"{name} is not the socket of the folder's owner")
+            raise PermissionError(f"{name} is no socket, or does not belong to the folder's owner")
         sender.sendto(datagram, f"/proc/self/fd/{place}")
     finally:
         os.close(place)
