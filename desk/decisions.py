@@ -92,8 +92,7 @@ def make_overrides(
 
 def accept_grade(grade: Grade, reviewer: str = "", overrides: Overrides = MappingProxyType({})) -> Override:
     """Return a decision that approves the grade with the `overrides`, and keeps their total and summary."""
-    whole = overrides.get(None)
-    stands = (whole.points, whole.feedback) if whole else (None, None)
+    stands = (whole.points, whole.feedback) if (whole := overrides.get(None)) else (None, None)
     return Override(grade.item_id, None, *stands, ACCEPTED_REASON, reviewer, seen=_seen_points(grade, overrides))
 
 

@@ -67,7 +67,9 @@ QUEUES = {
 def make_rows(view: BatchView, decisions: Mapping[str, Overrides]) -> list[Row]:
     """Return a row for each submission, in the batch's order."""
     late = late_of(view.folder, view.rubric.late if view.rubric else None)
-    earlier = earlier_grades(view.folder, (each for overrides in decisions.values() for each in overrides.values()))
+    earlier = earlier_grades(
+        view.folder, (override for overrides in decisions.values() for override in overrides.values())
+    )
     requests_by_item: dict[str, list[Request]] = {}
     for request in read_requests(view.folder):
         requests_by_item.setdefault(request.item_id, []).append(request)
@@ -108,9 +110,11 @@ def standing_words(class_rows: Sequence[Row], total: int = 0, finish: str = "") 
 def what_goes_out(finals: Iterable[FinalGrade], overrides_by_item: Mapping[str, Overrides]) -> list[str]:
     """Of the grades that are given out, in sentences: who has decided on them, and which feedback fits other points."""
     given_grades = [final for final in finals if final.points is not None]
-    overrides = [overrides_by_item.get(final.grade.item_id, {}).values() for final in given_grades if final.is_reviewed]
     decided_count = sum(
-        any(not override.reason.startswith(ROUND_REASON) for override in standing) for standing in overrides
+        any(not decision.reason.startswith(ROUND_REASON) for decision in standing.values())
+        for final in given_grades
+        for standing in [overrides_by_item.get(final.grade.item_id, {})]
+        if final.is_reviewed
     )
     misfits = sum(
         None not in (item.points, original.points)

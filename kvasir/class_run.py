@@ -243,8 +243,7 @@ def open_class(
                     say(one_line(f"{name}: {question}"))
                 yield batch, assignment
                 return
-            stored_request = batch.request
-            source = stored_request.get("folder") or stored_request.get("prompts")
+            source = batch.request.get("folder") or batch.request.get("prompts")
             conflict = f"{place} holds another class's batch, of {source}"
         if target.replace:
             say(f"{place} is now {_move_aside(place)}")
@@ -258,17 +257,17 @@ def open_class(
 
 
 def _describe_changes(batch: Batch, assignment: Assignment, may_replace: bool) -> str:
-    """Return what has changed since the class was planned, such as `the rubric; and the work of ada and bo`.
+    """Return what has changed since the class was planned, such as `the rubric; handed in again: ada.py`.
 
     Raises BatchError if that would replace grades on which people have decided, unless it `may_replace` them.
     """
     inputs = join_with_and(changed_inputs(batch.request, assignment.input_data))
     if inputs and not may_replace and (overrides := read_overrides(batch.folder)):
-        decided = plural(len({override.item_id for override in overrides}), "submission")
         raise BatchError(
-            f"the {inputs} changed since the class was planned, and people have decided on {decided}; nothing was "
-            "graded. With --yes it is graded again at once: points that they typed stay, but an approval lapses where "
-            f"the points change. To compare first: {next_command('regrade', batch.folder)}"
+            f"the {inputs} changed since the class was planned, and people have decided on "
+            f"{plural(len({override.item_id for override in overrides}), 'submission')}; nothing was graded. With "
+            "--yes it is graded again at once: points that they typed stay, but an approval lapses where the points "
+            f"change. To compare first: {next_command('regrade', batch.folder)}"
         )
     works = one_line(shorten_names(_changed_works(batch, assignment)))
     return "; ".join([f"the {inputs}"] * bool(inputs) + [f"handed in again: {works}"] * bool(works))
@@ -413,34 +412,31 @@ def _report(batch: Batch, assignment: Assignment, called_engines: bool, notice: 
 
 def _changed_works(batch: Batch, assignment: Assignment) -> list[str]:
     """Return the submissions whose files have changed since the class was planned."""
-    digests = batch.request.get("submissions", {})
-    return [name for name, digest in assignment.work_digests.items() if digests.get(name, digest) != digest]
+    planned_digest = batch.request.get("submissions", {}).get
+    return [name for name, digest in assignment.work_digests.items() if planned_digest(name, digest) != digest]
 
 
 def _difference(batch: Batch, assignment: Assignment) -> str:
     """Describe files that have changed since the class was planned."""
     works = _changed_works(batch, assignment)
-    sentences = []
-    if assignment.changed_files:
-        names = join_with_and([file.name for file in assignment.changed_files])
-        sentences.append(
-            f"Changed since the class was planned: {names}. These grades go by the batch's own copy. To grade by what "
-            f"is there now: {next_command('regrade', batch.folder)}"
-        )
-    if works:
-        sentences.append(
-            f"Handed in again since the class was planned: {one_line(shorten_names(works))}. What is graded stays "
-            "until kvasir grade is run again."
-        )
-    return "\n".join(sentences)
+    files = join_with_and([file.name for file in assignment.changed_files])
+    sentences = {
+        f"Changed since the class was planned: {files}. These grades go by the batch's own copy. To grade by what "
+        f"is there now: {next_command('regrade', batch.folder)}": files,
+        f"Handed in again since the class was planned: {one_line(shorten_names(works))}. What is graded stays "
+        "until kvasir grade is run again.": works,
+    }
+    return "\n".join(sentence for sentence, names in sentences.items() if names)
 
 
 def _outcome(
     batch: Batch, graded_class: GradedClass, run_grades: Iterable[Grade], called_engines: bool, note: str = ""
 ) -> Outcome:
-    go_on = f"go on with: {next_command('watch', batch.folder)}"
-    if not batch.may_publish:
-        go_on = other_form(batch.folder, batch.prompt_form)
+    go_on = (
+        f"go on with: {next_command('watch', batch.folder)}"
+        if batch.may_publish
+        else other_form(batch.folder, batch.prompt_form)
+    )
     return Outcome(
         batch.batch_id,
         batch.folder,

@@ -121,8 +121,11 @@ class Acts:
 
     def _decide(self, rows_of: RowsOf, act: Act, row: Row, standing: Overrides, reviewer: str) -> None:
         try:
-            accepted = [accept_grade(row.final.grade, reviewer, standing)] if act.kind == "accept" else []
-            decisions = accepted or make_overrides(row.final.grade, standing, act.changes, reviewer)
+            decisions = (
+                [accept_grade(row.final.grade, reviewer, standing)]
+                if act.kind == "accept"
+                else make_overrides(row.final.grade, standing, act.changes, reviewer)
+            )
         except BatchError as error:  # for example a text that is too long
             raise ReviewError(str(error)) from None
         if all(_is_same(decision, standing.get(decision.criterion_id)) for decision in decisions):

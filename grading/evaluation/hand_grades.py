@@ -54,8 +54,7 @@ def reviewed_grades(folder: Path) -> HandGrades:
 
     Raises BatchError.
     """
-    decisions = [override for override in read_overrides(folder) if not override.reason.startswith(ROUND_REASON)]
-    names = {override.item_id for override in decisions}
+    names = {override.item_id for override in read_overrides(folder) if not override.reason.startswith(ROUND_REASON)}
     return {
         (final.submission, id, "reviews"): points
         for final in final_grades(folder, include_unreviewed=True)[1]

@@ -115,8 +115,11 @@ def lapsing_approvals(folder: Path, before: Iterable[Grade], after: Iterable[Gra
         for decisions in [current_decisions(overrides, grade.item_id, grade.submission)]
         if (final := apply_decisions(grade, decisions, earlier=earlier)).lapsed
     ]
-    header = f"{plural(len(lines), 'approval')} would lapse, and these submissions would need review again:"
-    return [header, *lines] if lines else []
+    return (
+        [f"{plural(len(lines), 'approval')} would lapse, and these submissions would need review again:", *lines]
+        if lines
+        else []
+    )
 
 
 def apply_decisions(
@@ -135,7 +138,7 @@ def apply_decisions(
     criteria = tuple(_apply_override(criterion, decisions.get(criterion.id)) for criterion in grade.criteria)
     points = whole.points if whole and whole.points is not None else total_of(criteria)
     blank_reason = "" if points is not None else _why_none(grade, criteria)
-    lapsed = _why_lapsed(grade, criteria, decisions, earlier)
+    lapsed = _why_lapsed(grade, criteria, decisions, whole, earlier) if whole and whole.points is None else ""
     grade = replace(grade, doubts=(*([Doubt("", lapsed)] if lapsed else []), *grade.doubts))
     # A decision about a criterion settles only the doubts about this criterion. A decision about the whole submission
     # settles all doubts.
@@ -166,12 +169,10 @@ def _why_lapsed(
     grade: Grade,
     criteria: Sequence[CriterionGrade],
     decisions: Mapping[str | None, Override],
+    approval: Override,
     earlier: EarlierGrades,
 ) -> str:
-    """Return why the approval of a grade does not count any more; "" if it counts, or if there is none."""
-    approval = decisions.get(None)
-    if approval is None or approval.points is not None:
-        return ""
+    """Return why the approval of a grade does not count any more; "" if it counts."""
     # A line without a time (0) is not older than anything.
     old_grades = (grades[grade.id] for until, grades in earlier if 0 < approval.time < until and grade.id in grades)
     known = {item.id: item.points for item in next(old_grades, grade).criteria}
@@ -293,7 +294,8 @@ def left_blank(
     grades: Iterable[FinalGrade], why_left_out: Callable[[FinalGrade], str] = lambda _final: ""
 ) -> tuple[LeftBlank, ...]:
     """List the grades without points, and those that `why_left_out` says are not in the file, each on one line."""
-    blank_reasons = ((final, "; ".join(filter(None, (final.why_blank, why_left_out(final))))) for final in grades)
     return tuple(
-        LeftBlank(one_line(final.grade.display_name), one_line(reason)) for final, reason in blank_reasons if reason
+        LeftBlank(one_line(final.grade.display_name), one_line(reason))
+        for final in grades
+        if (reason := "; ".join(filter(None, (final.why_blank, why_left_out(final)))))
     )

@@ -148,9 +148,9 @@ def parse_rubric(file: str, text: str, suffix: str) -> Rubric:
     checks = parse_checks(file, top.get("checks", []), [criterion.id for criterion in criteria])
     feedback = _text(file, "feedback", top.get("feedback", ""), MAX_GUIDANCE)
     digest = _digest(title, instructions, criteria, checks, feedback)
-    late = None
-    if "late" in top:
-        late = parse_late(file, _mapping(file, "late", top["late"], LATE_KEYS, ("due", "percent")))
+    late = (
+        parse_late(file, _mapping(file, "late", top["late"], LATE_KEYS, ("due", "percent"))) if "late" in top else None
+    )
     rubric = Rubric(title, instructions, criteria, digest, checks, feedback, late)
     _check_total(file, top.get("total"), rubric.total)
     return rubric

@@ -103,8 +103,9 @@ def submit(
         class_run.open_class(request, place, progress.say) as (batch, assignment),
     ):
         job_count = class_run.submit(settings, batch, assignment, progress, global_options.observer(), deadline_s)
-    gather = next_command("watch", batch.folder)
-    say(f"{plural(job_count, 'job')} queued as {batch.batch_id}; gather them with: {gather}")
+    say(
+        f"{plural(job_count, 'job')} queued as {batch.batch_id}; gather them with: {next_command('watch', batch.folder)}"
+    )
     return 0
 
 
@@ -230,10 +231,11 @@ def show_outcome(
         say(("" if outcome.grades == outcome.whole else "The class: ") + summary(outcome.whole))
         if read_overrides(outcome.folder):
             finals = final_grades(outcome.folder)[1]
-            reviewed, lapsed = (sum(final.is_reviewed for final in finals), sum(bool(final.lapsed) for final in finals))
+            lapsed_count = sum(bool(final.lapsed) for final in finals)
             say(
-                f"{reviewed:,} reviewed: their final points are in the desk and in kvasir export."
-                + f" {plural(lapsed, 'approval', 'has', 'have')} lapsed: see Review in the desk." * bool(lapsed)
+                f"{sum(final.is_reviewed for final in finals):,} reviewed: their final points are in the desk and in kvasir export."
+                + f" {plural(lapsed_count, 'approval', 'has', 'have')} lapsed: see Review in the desk."
+                * bool(lapsed_count)
             )
         say(f"Report (reasons, remarks): {outcome.folder / 'report.html'}   Grades: {outcome.folder / 'grades.csv'}")
     if outcome.note:

@@ -59,8 +59,7 @@ def regrade(
         people = {grade.submission: one_line(grade.display_name) for grade in outcome.whole}
         _print_differences(differences, people, regrading)
     if regrading.failed:
-        failure = f"{plural(regrading.failed, 'job')} failed; the same command runs what failed once more"
-        say(failure, stderr)
+        say(f"{plural(regrading.failed, 'job')} failed; the same command runs what failed once more", stderr)
         if yes:
             say(_NO_CHANGE_MESSAGE, stderr)
             return 1
@@ -74,16 +73,11 @@ def regrade(
 
 def _print_changes(regrading: Regrade) -> None:
     """Print what changed, what it costs to ask about it, and what need not be asked."""
-    sentences = [
-        str(regrading.cost),
-        *(_ruling_sentence(criterion, shared_words) for criterion, shared_words in regrading.may_affect.items()),
-    ]
+    say(str(regrading.cost), stderr)
+    for criterion, shared_words in regrading.may_affect.items():
+        say(_ruling_sentence(criterion, shared_words), stderr)
     if regrading.cost.answered:
-        sentences.append(
-            f"{plural(regrading.cost.answered, 'job', 'is', 'are')} answered already, in {regrading.place}."
-        )
-    for line in sentences:
-        say(line, stderr)
+        say(f"{plural(regrading.cost.answered, 'job', 'is', 'are')} answered already, in {regrading.place}.", stderr)
 
 
 def _ruling_sentence(criterion: str, shared_words: dict[str, tuple[str, ...]]) -> str:
@@ -104,6 +98,7 @@ def _print_differences(differences: list[Difference], people: Mapping[str, str],
             right=("before", "after", "change"),
         )
     say(f"{len(changed_rows)} of {plural(len(differences), 'submission')} would change.")
-    typed = [f"Points that a person typed would stay: {regrading.decided:,} about these criteria."]
-    for line in (*(typed if regrading.decided else []), *regrading.lapsing):
+    if regrading.decided:
+        say(f"Points that a person typed would stay: {regrading.decided:,} about these criteria.")
+    for line in regrading.lapsing:
         say(line)

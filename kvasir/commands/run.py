@@ -119,8 +119,8 @@ def _write_results(batch: Batch, as_json: bool) -> int:
                 say(f"  {entry.name}: {result.error.message if result.error else result.state}")
     if counts.open:
         open_prompts = plural(counts.open, "prompt", "is", "are")
-        hint = "run the same command again to go on"
-        if not batch.may_publish:
-            hint = other_form(batch.folder, batch.prompt_form)
+        hint = (
+            "run the same command again to go on" if batch.may_publish else other_form(batch.folder, batch.prompt_form)
+        )
         say(f"{open_prompts} still open; {hint}", stderr)
     return 0 if counts.succeeded == counts.total else 1
