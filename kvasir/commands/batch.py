@@ -103,9 +103,8 @@ def submit(
         class_run.open_class(request, place, progress.say) as (batch, assignment),
     ):
         job_count = class_run.submit(settings, batch, assignment, progress, global_options.observer(), deadline_s)
-    say(
-        f"{plural(job_count, 'job')} queued as {batch.batch_id}; gather them with: {next_command('watch', batch.folder)}"
-    )
+    gather = next_command("watch", batch.folder)
+    say(f"{plural(job_count, 'job')} queued as {batch.batch_id}; gather them with: {gather}")
     return 0
 
 
@@ -231,12 +230,10 @@ def show_outcome(
         say(("" if outcome.grades == outcome.whole else "The class: ") + summary(outcome.whole))
         if read_overrides(outcome.folder):
             finals = final_grades(outcome.folder)[1]
+            reviewed_count = sum(final.is_reviewed for final in finals)
             lapsed_count = sum(bool(final.lapsed) for final in finals)
-            say(
-                f"{sum(final.is_reviewed for final in finals):,} reviewed: their final points are in the desk and in kvasir export."
-                + f" {plural(lapsed_count, 'approval', 'has', 'have')} lapsed: see Review in the desk."
-                * bool(lapsed_count)
-            )
+            lapsed = f" {plural(lapsed_count, 'approval', 'has', 'have')} lapsed: see Review." if lapsed_count else ""
+            say(f"{reviewed_count:,} reviewed: their final points are in the desk and in kvasir export.{lapsed}")
         say(f"Report (reasons, remarks): {outcome.folder / 'report.html'}   Grades: {outcome.folder / 'grades.csv'}")
     if outcome.note:
         say(outcome.note, stderr)
