@@ -115,7 +115,7 @@ class Roster:
         if self.product and other_roster.product and self.product != other_roster.product:
             raise ExportError(
                 f"one roster is from {self.product} and another from {other_roster.product}; "
-                "use rosters from one of them only"
+                "use the rosters of only one of these systems"
             )
         people = {person.key: person for person in other_roster.people}
         for person in self.people:
@@ -138,7 +138,7 @@ class Roster:
         ]
         if len(matches) != 1:
             count = "more than one" if matches else "nobody, and no group,"
-            raise UsageError(f"the roster has {count} called {text!r:.60}; use the number, which is unique")
+            raise UsageError(f"the roster has {count} called {text!r:.60}; use the student's number, which is unique")
         return matches[0]
 
     def display_name(self, owner: Owner) -> str:

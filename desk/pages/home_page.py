@@ -73,7 +73,7 @@ def _new(desk: Desk) -> None:
             )
         st.checkbox(
             "Grade each criterion separately",
-            help="Ask about one criterion at a time. If you change a criterion later, only this one is graded again.",
+            help="Ask about one criterion at a time. If you change a criterion later, only that criterion is regraded.",
             key=key("one by one"),
         )
         action_button("Create", lambda: _create(desk.backend.home, number), form=True, type="primary")

@@ -187,7 +187,7 @@ def _criterion(draft: RubricDraft, at: int, criterion: CriterionFields) -> None:
             f"id {key}",
             criterion.id,
             "Id",
-            help="Choose the criterion's name in table columns and in the model's answers.",
+            help="Type a short name for the criterion. Tables and the models' answers use this name.",
         )
     with st.container(horizontal=True, vertical_alignment="bottom"):
         _number(draft, f"points {key}", criterion.points, "Points")

@@ -368,7 +368,7 @@ def test_a_file_that_is_no_roster_says_what_one_is(data: bytes) -> None:
 
 
 def test_rosters_of_two_products_are_not_mixed() -> None:
-    with pytest.raises(ExportError, match="use rosters from one"):
+    with pytest.raises(ExportError, match="use the rosters of only one"):
         roster(GRADEBOOK, WORKSHEET)
 
 

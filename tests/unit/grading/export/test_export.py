@@ -169,7 +169,7 @@ def test_points_possible_must_be_the_rubrics_total_or_be_scaled_to(canvas: Path)
     hundred = GRADEBOOK.replace(b"10,6,(read only)", b"10,100,(read only)")
 
     with pytest.raises(
-        ExportError, match=r"100 points, but the rubric adds up to 6.*let the points be scaled"
+        ExportError, match=r"100 points, but the rubric adds up to 6.*let the export scale the points"
     ) as refused:
         export_canvas(canvas, hundred, "701")
     assert "--" not in str(refused.value), "the desk has no flags"
@@ -179,7 +179,7 @@ def test_points_possible_must_be_the_rubrics_total_or_be_scaled_to(canvas: Path)
 
 
 def test_without_a_gradebook_nothing_says_whose_a_grade_is(canvas: Path) -> None:
-    with pytest.raises(ExportError, match="export it from Canvas"):
+    with pytest.raises(ExportError, match="export the gradebook from Canvas"):
         export_canvas(canvas, None, "Homework 4 (701)")
 
 
