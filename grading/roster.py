@@ -380,8 +380,7 @@ def _read(path: Path) -> Roster:
         raise BatchError(f"{path} can't be read ({error}); name the roster again with --roster") from None
 
 
-# Each key holds columns that only one kind of roster has. The value is its LMS, with the columns for number, name,
-# group and section.
+# Columns that only one kind of roster has -> the LMS, and its columns for number, name, group and section.
 _KINDS = {
     ("canvas_user_id", "group_name"): ("canvas", ("canvas_user_id", "name", "group_name", "sections")),
     ("github_username", "identifier"): ("classroom", ("github_username", "identifier")),

@@ -11,8 +11,8 @@ from kvasir.worker.stealables import SHARE_FOR_WEIGHTS
 from messages.errors import ConfigError
 from messages.workers import RateCurve
 
-# Seconds that each job takes besides the engine's work, at prefill and in a decode slot. The engine's start and end and
-# the way between the stages take a few milliseconds (benchmarks.overhead).
+# Seconds that a job takes at prefill and in a decode slot, without the engine's work. A few milliseconds are for
+# starting and ending the engine, and for the transfer between the stages (benchmarks.overhead).
 PREFILL_OVERHEAD_S = 0.01
 DECODE_OVERHEAD_S = 0.01
 

@@ -130,7 +130,9 @@ class Batch(AbstractContextManager["Batch"]):
         self.prompt_form: int = manifest["prompt_form"]
         self.request: dict[str, Any] = manifest["request"]
         self.entries: list[BatchEntry] = manifest["jobs"]
-        self.runs: dict[str, int] = manifest["runs"]  # job id -> the wanted run; the first run is left out
+        self.runs: dict[str, int] = manifest[
+            "runs"
+        ]  # job id -> its wanted run; a job whose first run is wanted has no entry
 
         # Whether jobs that are made now would get the planned ids.
         self.may_publish: bool = self.prompt_form == form_of(self.request)
