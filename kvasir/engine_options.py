@@ -6,13 +6,8 @@ from messages.installed import engine_entry
 
 
 def engine_options(
-    model: ModelSettings | None, engine: str, weights: str, context: int, slots: int, prefill_slots: int = 1
+    model: ModelSettings, engine: str, weights: str, context: int, slots: int, prefill_slots: int = 1
 ) -> EngineOptions:
-    """Return the engine's options. `model` is None if a worker's flags say everything.
-
-    Raises ConfigError for a bad key file.
-    """
-    if model is None:
-        return EngineOptions(weights, context, slots, prefill_slots=prefill_slots)
+    """Return the engine's options. Raises ConfigError for a bad key file."""
     key = model.api_key.reveal() if model.api_key and engine_entry(engine).takes_api_key else ""
     return EngineOptions(weights, context, slots, model.threads, model.allow_external, key, prefill_slots)
