@@ -29,7 +29,6 @@ from kvasir.terminal import TerminalProgress, print_groups, print_table, say, sa
 from messages.errors import BatchError
 from producers.batch import batch as batches
 from producers.batch.batch import Batch
-from producers.batch.retry import jobs_to_retry
 from producers.batch.runner import cancelled_results
 from producers.words import plural
 
@@ -149,7 +148,7 @@ def retry(
         request = class_run.request_of_batch(settings, owned_batch)
         assignment = class_run.open_assignment(owned_batch, request)
         runnable_ids = {task.job.job_id for task in assignment.tasks if task.may_run}
-        retried_ids = jobs_to_retry(owned_batch, _names_in_batch(owned_batch, request, names), runnable_ids)
+        retried_ids = owned_batch.jobs_to_retry(_names_in_batch(owned_batch, request, names), runnable_ids)
         owned_batch.run_again(retried_ids)
         progress.say(f"{plural(len(retried_ids), 'job')} run again")
         outcome = class_run.run_class(settings, owned_batch, assignment, progress, global_options.observer(), max_wait)
