@@ -217,7 +217,7 @@ class Gateway:
     def _queue_depth(self, model: str, lane: Lane) -> int:
         names = [name for stage in topology.WORK_STAGES for name in topology.lane_queues(stage, model, lane)]
         try:
-            return sum(depth.ready for name in names if (depth := self.client.broker.depth(name)))
+            return self.client.broker.ready(*names)
         except ConfigError as error:  # since RabbitMQ 4.3, a producer has no right to read a queue's length
             log.info("how many jobs wait for %s is not known: %s", model, error)
             return 0

@@ -218,9 +218,8 @@ def _check_broker(broker: "RabbitMQBroker", models: list[str]) -> Iterator[Findi
         parked_queue: ("result", " that nobody has fetched", "run its batch's command again"),
     }
     for queue, (noun, suffix, todo) in ends.items():
-        depth = broker.depth(queue)
-        if depth and depth.ready:
-            yield warn("broker", f"{plural(depth.ready, noun)}{suffix}", todo)
+        if count := broker.ready(queue):
+            yield warn("broker", f"{plural(count, noun)}{suffix}", todo)
 
 
 def _check_stores(settings: Settings, stores: Stores, tries: Mapping[str, Finding]) -> Iterator[Finding]:

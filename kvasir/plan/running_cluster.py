@@ -96,8 +96,7 @@ def remainder_of(settings: Settings, client: Client, batch: Batch | None = None)
 
 def _turns_taken(broker: Broker, model: str) -> int:
     """Return how many batches are waiting, as far as each has a turn."""
-    depths = [[broker.depth(name) for name in lane_queues(stage, model, "bulk")] for stage in BOTH_ROLES]
-    return max(sum(bool(depth and depth.ready) for depth in stage_depths) for stage_depths in depths)
+    return max(sum(broker.ready(name) > 0 for name in lane_queues(stage, model, "bulk")) for stage in BOTH_ROLES)
 
 
 def fleet_of_workers(settings: Settings, workers: Iterable[WorkerInfo]) -> tuple[Fleet, list[WorkerInfo]]:

@@ -11,7 +11,6 @@ import pytest
 
 from benchmarks import finish as nights
 from desk.progress import EXPECTED
-from infra.broker.base import Depth
 from infra.broker.topology import work_queue
 from infra.config.schema import Rates
 from infra.config.settings import MachineSettings, Settings, load_settings
@@ -160,8 +159,8 @@ class _Broker:
     def __init__(self, prefill: int, decode: int) -> None:
         self._ready = {work_queue("prefill", MODEL, "bulk"): prefill, work_queue("decode", MODEL, "bulk"): decode}
 
-    def depth(self, queue: str) -> Depth | None:
-        return Depth(self._ready.get(queue, 0), 0)
+    def ready(self, *queues: str) -> int:
+        return sum(self._ready.get(queue, 0) for queue in queues)
 
 
 class _Client:
