@@ -195,9 +195,8 @@ class PrefillJob:
     def __post_init__(self) -> None:
         if self.tag != "":
             checks.identifier("tag", self.tag)
-        checks.identifier("job_id", self.job_id)
-        checks.identifier("batch_id", self.batch_id)
-        checks.identifier("item_id", self.item_id)
+        for name in ("job_id", "batch_id", "item_id"):
+            checks.identifier(name, getattr(self, name))
         checks.model_name("model", self.model)
         if self.questions == ():
             check_prompt(self.prompt)
