@@ -21,13 +21,15 @@ from messages.kv import KVLayout
 FORMAT = "llamacpp/1"  # changed whenever the same weights would give blocks with another layout
 # How llama.cpp rotates K, by general.architecture. For the llama family, converters reorder the rows of Q and K so that
 # rotated pairs are neighbours. The architectures listed here keep split halves.
-_HALVES = {"qwen2", "qwen2moe", "qwen3", "qwen3moe", "gpt-oss", "olmo2", "phi3", "gemma3"}
+_HALVES = {
+    *("qwen2", "qwen2moe", "qwen3", "qwen3moe", "qwen3next", "qwen35", "qwen35moe"),
+    *("gpt-oss", "olmo2", "phi3", "gemma3"),
+}
 _INTERLEAVED = {"llama"}
 # Models with Gated DeltaNet layers. The first two rotate keys by three positions (M-RoPE), which are equal for text,
 # and order the value heads in their own way.
 _MROPE = {"qwen35", "qwen35moe"}
 _GATED_DELTA = _MROPE | {"qwen3next"}
-_HALVES |= _GATED_DELTA
 _RECURRENT = ("ssm.conv_kernel", "shortconv.l_cache", "wkv.head_size")
 # All layers except every n-th attend only to a window, unless the file says otherwise.
 _WINDOW_PATTERNS = {"gpt-oss": 2, "gemma3": 6}
