@@ -127,7 +127,7 @@ def watch(global_options: Globals, batch: Path, as_json: bool, quiet: bool, max_
 def results(global_options: Globals, batch: Path, as_json: bool) -> int:
     """Show what the batch in folder BATCH has so far, and write its report again. Connects to nothing."""
     settings = global_options.settings()
-    _check_exists(batch)
+    batches.check_exists(batch)
     return show_outcome(class_run.look(settings, batch), as_json)
 
 
@@ -161,7 +161,7 @@ def retry(
 def cancel(global_options: Globals, batch: Path) -> int:
     """Stop the batch in folder BATCH; every job without a result gets the result `cancelled`."""
     settings = global_options.settings()
-    _check_exists(batch)
+    batches.check_exists(batch)
     require_cluster(settings, "cancel", "; without them nothing runs but kvasir grade itself, which ends at Ctrl-C")
     batch_id = batches.batch_id(batch)
     with connect(settings, (), global_options.observer(), "cancel") as client:
@@ -176,13 +176,8 @@ def cancel(global_options: Globals, batch: Path) -> int:
 
 
 def _existing(folder: Path) -> Batch:
-    _check_exists(folder)
+    batches.check_exists(folder)
     return Batch(folder)
-
-
-def _check_exists(folder: Path) -> None:
-    if not batches.exists(folder):
-        raise BatchError(f"{folder} holds no batch: name the folder that was given to --out")
 
 
 def _names_in_batch(batch: Batch, request: GradeRequest, selectors: tuple[str, ...]) -> set[str]:

@@ -11,7 +11,6 @@ from infra.config.settings import Settings
 from kvasir import class_run
 from kvasir.options import Globals, path
 from kvasir.terminal import say
-from messages.errors import BatchError
 from producers.batch import batch as batches
 from producers.batch.batch import Batch
 from producers.batch.openai_body import Defaults
@@ -27,8 +26,7 @@ def migrate(global_options: Globals, batch: Path) -> int:
 
     Says what has changed in the input since. Sends nothing: the command that it ends with does.
     """
-    if not batches.exists(batch):
-        raise BatchError(f"{batch} holds no batch: name the folder that was given to --out")
+    batches.check_exists(batch)
     with Batch(batch) as owned_batch:
         if owned_batch.may_publish:
             say(f"{batch} is of this version's form already.")

@@ -327,6 +327,12 @@ def exists(folder: Path) -> bool:
         return False
 
 
+def check_exists(folder: Path) -> None:
+    """Raises BatchError unless this folder contains a batch."""
+    if not exists(folder):
+        raise BatchError(f"{folder} holds no batch: name the folder that was given to --out")
+
+
 def batch_id(folder: Path) -> str:
     """Return the id of the batch in this folder, whether or not it is owned. Raises BatchError if it can't be read."""
     return str(manifest_of(folder)["batch_id"])
@@ -342,8 +348,7 @@ def manifest_of(folder: Path) -> dict[str, Any]:
 
     Raises BatchError if there is no manifest that can be read.
     """
-    if not exists(folder):
-        raise BatchError(f"{folder} holds no batch; name the folder given to --out")
+    check_exists(folder)
     return _read_manifest(folder)
 
 
