@@ -102,10 +102,12 @@ def measure(
             "prefill_curve": prefill,
             "decode_curve": decode,
         }
-        say(f"# Measured on {date.today().isoformat()} with {_build(loaded.info)}")
-        say(f'[machines.{machine or socket.gethostname()}.rates."{model.name}"]')
-        say(f"prefill_curve = {json.dumps(prefill)}")
-        say(f"decode_curve = {json.dumps(decode)}")
+        say(
+            f"# Measured on {date.today().isoformat()} with {_build(loaded.info)}\n"
+            f'[machines.{machine or socket.gethostname()}.rates."{model.name}"]\n'
+            f"prefill_curve = {json.dumps(prefill)}\n"
+            f"decode_curve = {json.dumps(decode)}"
+        )
     keep(_file(), "models", rates)
     return 0
 
