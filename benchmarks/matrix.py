@@ -202,7 +202,7 @@ def explain(found: dict[str, list[Row]]) -> None:
         missed = _missed(found["controls"], pair_name(row))
         print(
             f"{row['model']:11} {row['prefill']:12} to {row['decode']:12}"
-            f" {'equal' if row['equal'] else 'NOT EQUAL'}: {figures}"
+            f" {'equal' if row['equal'] else 'held' if is_held(row) else 'NOT HELD'}: {figures}"
             + (f"; NOT CAUGHT: {', '.join(missed)}" if missed else "")
         )
     for row in found["refused"]:

@@ -197,7 +197,7 @@ def _different(one: tuple[str, str], other: tuple[str, str]) -> str:
     """Why a worker of the second engine would not join one of the first, though their weights are the same; "": it
     would."""
     if window := ignored_window(one, other):
-        return f"{window}; run one engine at both ends"
+        return f"{window}; use the same engine for prefill and decode"
     rope = different_rope(one, other)
     return f"{rope}; {MEND_ROPE}" if rope else ""
 

@@ -12,14 +12,18 @@ from engines.llamacpp.slotfile import to_interleaved
 from messages.kv import Array, KVCache, RecurrentState
 
 FOREIGN = "one foreign block"
+PERMUTED = "heads permuted"
+OFF_BY_ONE = "positions off by one"
 SHIFTED = "convolution shifted by one"
 
 
 def spoiled(cache: KVCache, foreign: KVCache) -> dict[str, KVCache]:
     """The cache, wrong in each way; `foreign` is another prompt's, at least as long."""
     found = {name: _everywhere(cache, change) for name, change in _CHANGES.items()}
+    if cache.layout.kv_heads == 1:  # there is nothing to permute
+        del found[PERMUTED]
     rotated = matrix_hybrid.ROTATED if cache.states else 1.0
-    found["positions off by one"] = _everywhere(cache, partial(_rotate_on, rotated=rotated))
+    found[OFF_BY_ONE] = _everywhere(cache, partial(_rotate_on, rotated=rotated))
     found |= {name: _states(cache, change) for name, change in _STATE_CHANGES.items() if cache.states}
     middle = len(cache.blocks) // 2
     blocks = (*cache.blocks[:middle], foreign.blocks[middle], *cache.blocks[middle + 1 :])
@@ -82,7 +86,7 @@ def _rotate_on(data: Array, rotated: float) -> Array:
 
 _CHANGES = {
     "K and V swapped": _swap,
-    "heads permuted": _permute_heads,
+    PERMUTED: _permute_heads,
     "wrong RoPE pairing": _pair_neighbours,
 }
 _STATE_CHANGES: dict[str, Callable[[Array], Array]] = {
@@ -90,5 +94,5 @@ _STATE_CHANGES: dict[str, Callable[[Array], Array]] = {
     "state transposed": lambda matrix: matrix.swapaxes(1, 2),
     "heads of the state permuted": lambda matrix: np.roll(matrix, 1, axis=0),
 }
-MUTATIONS = (*_CHANGES, "positions off by one", FOREIGN)
+MUTATIONS = (*_CHANGES, OFF_BY_ONE, FOREIGN)
 STATE_MUTATIONS = (*_STATE_CHANGES, SHIFTED)

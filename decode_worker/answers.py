@@ -52,7 +52,8 @@ class Answers:
             )
         while self._next():
             pass
-        for helper in self._helpers:  # a helper may start more helpers until the last one has ended
+        # The list may grow during this loop, because each helper may start another one.
+        for helper in self._helpers:
             helper.join()
         if self._errors:
             raise self._errors[0]

@@ -8,7 +8,7 @@ from infra.broker.envelope import run_of
 from kvstore.base import ClusterState, Run
 from kvstore.heartbeat import CLAIM_TTL_S
 
-# A result, if one is stored, and whether the claim is ours.
+# The stored result, or None; and whether this worker has the claim.
 _Standing = tuple[bytes | None, bool]
 
 

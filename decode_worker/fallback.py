@@ -44,7 +44,7 @@ class Fallback:
         self._worker_id = worker_id
         self._model = model
         self._slots = slots
-        self._alone_since = 0.0  # since when there has been no prefill worker; 0: there is one
+        self._alone_since = 0.0  # monotonic time when the last prefill worker left; 0 while there is one
         self._others = topology.work_queue("prefill", model, "now"), topology.suspects_queue("prefill", model)
         self._turns = Turns(broker, "prefill", model)
 
@@ -57,13 +57,14 @@ class Fallback:
             while capacity > 0 and (delivery := self._pull_job()):
                 self._pass_on(delivery)
                 capacity -= 1
-        # The broker reconnects by itself, and missing queues are declared again.
+        # The broker client reconnects by itself, and declares the missing queues again.
         except (BrokerUnavailable, NoQueue) as error:
             log.info("could not look for jobs that no prefill worker takes: %s", error)
 
     def _is_needed(self) -> bool:
         registrations = self._cluster_state.registrations()
-        # If our own registration is missing, the cluster state is unavailable and says nothing about other workers.
+        # If even this worker's own registration is missing, the store could not be read, and other workers may be
+        # there.
         if not any(registration.worker_id == self._worker_id for registration in registrations):
             return False
         if any(

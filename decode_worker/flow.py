@@ -21,10 +21,10 @@ from infra.worker_loop import OneByOne
 from kvstore.base import KVStore
 from messages.errors import BrokerUnavailable, NoQueue
 
-# A slot is about to free if its job needs only this much longer, or twice the time that fetching a KV cache takes.
+# A slot counts as soon free if its job ends within this time, or within twice the time that fetching a KV cache takes.
 _SOON_S = 0.5
-# A job that was fetched ahead is handed back after this time, or a quarter of a job's mean time, since the estimate was
-# wrong.
+# A fetched job that still has no slot is handed back after this time, or after a quarter of a job's mean time. The
+# estimate that a slot would be free was wrong.
 _HOLD_S = 2.0
 
 
@@ -52,7 +52,7 @@ class DecodeFlow:
         self._kv = kv
         self._hand_back = hand_back
         self._is_pushed = True
-        self._credit = self._slots.count  # how many more jobs the broker may push; for long jobs at least this many
+        self._credit = self._slots.count  # the broker may push at least this many more jobs
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="fetch ahead")
         self._ahead: Delivery | None = None
         self._ahead_since = 0.0
@@ -69,7 +69,8 @@ class DecodeFlow:
         if time.monotonic() < self._tail.next_look:
             time.sleep(timeout_s)
         else:
-            if not self._is_pushed and self._are_short():  # jobs are known to be short only once the first one is done
+            # The first job must end before the worker knows that jobs are short.
+            if not self._is_pushed and self._are_short():
                 self._start_flow()
             home = self._receive_pushed(timeout_s) if self._is_pushed else self._pull()
         return home or self._thief.steal()
@@ -118,7 +119,8 @@ class DecodeFlow:
 
     def _receive_pushed(self, timeout_s: float) -> Delivery | None:
         if self._slots.free > self._credit and not self._are_short():
-            self._hand_back(self._stop_flow(), keep_turn=True)  # more slots are free than the consumer was opened for
+            # The consumer was opened for fewer jobs than there are free slots now.
+            self._hand_back(self._stop_flow(), keep_turn=True)
             return self._pull()
         delivery = self._turns.take(lambda: self._consumer.receive(0)) or self._consumer.receive(timeout_s)
         if delivery is None:

@@ -52,13 +52,15 @@ from messages.lifecycle import Event, Step
 
 log = logging.getLogger(__name__)
 
-_FAILURES = 3  # fetches and probes in a row that the store did not answer
-_PROBE = bytes(1 << 16)  # as large as a small KV cache
+# The worker pauses itself after this many failed fetches and probes in a row.
+_FAILURES = 3
+_PROBE = bytes(1 << 16)  # about the size of a small KV cache
 _PROBE_EVERY_S = 30.0
 # Up to this length, prefilling here is faster than sending the job back and fetching its KV cache again.
 LOCAL_PREFILL_TOKENS = 256
-# In nats. Rounding causes up to 0.11 (SmolLM2 as Q4_1, float32, bfloat16, between llama.cpp and MLX). The cache of
-# another prompt causes 0.6 to 3.4, measured with tiny models of random weights, whose expectations are weak.
+# The most nats by which two sets of log-probabilities may differ on average. Rounding causes differences up to 0.11
+# (SmolLM2 as Q4_1, float32 and bfloat16, between llama.cpp and MLX). The KV cache of another prompt causes 0.6 to 3.4.
+# The last two figures come from tiny models of random weights, which predict no token with confidence.
 MAX_GAP = 0.5
 
 
@@ -74,15 +76,16 @@ class FetchedCache:
 class DecodeAttempt(Attempt[DecodeJob]):
     """An attempt at a job in a decode worker."""
 
-    loaded_model: LoadedModel = field(init=False)  # the model that it is decoded with
-    # Its KV cache, if it was fetched while another job was in the slot.
+    # The model that decodes the job.
+    loaded_model: LoadedModel = field(init=False)
+    # The job's KV cache, if it was fetched before the job had a slot.
     ahead: Future[FetchedCache | None] | None = None
     began: float = 0.0  # monotonic clock
-    queue_s: float = 0.0  # seconds from submission until it got its slot
-    before_s: float = 0.0  # seconds from submission until its first answer began
-    is_rounded: bool = False  # whether its KV cache was computed with different rounding
+    queue_s: float = 0.0  # seconds from submission until the job got a slot
+    before_s: float = 0.0  # seconds from submission until the first answer began
+    is_rounded: bool = False  # whether the two engines' dtypes or weight formats differ
     result: JobResult = field(init=False)
-    body: bytes = b""  # the encoded result; b"" while there is none, and the job still needs its slot
+    body: bytes = b""  # the encoded result; b"" as long as the job needs its slot
 
     @property
     def key(self) -> Run:
@@ -165,7 +168,7 @@ class Generator:
         self._worker_id = worker_id
         self._observe = observe
         self.checks = KVChecks(kv_check_every)
-        self._failed_fetches = 0  # fetches and probes that failed since one succeeded
+        self._failed_fetches = 0  # failed fetches and probes since the last one that succeeded
         self._next_probe = 0.0  # monotonic clock
 
     def result(self, attempt: DecodeAttempt) -> JobResult:
@@ -175,7 +178,7 @@ class Generator:
         """
         job = attempt.job
         attempt.queue_s = job.job.waited_s(self._cluster_state.now())
-        prefill_report = job.prefill  # `queue_s` counts from submission, `waited_s` from the end of prefill
+        prefill_report = job.prefill
         waited_s = max(0.0, attempt.queue_s - prefill_report.queue_s - prefill_report.prefill_s - prefill_report.put_s)
         self._observe(attempt.envelope.event(Step.DECODE_STARTED, queue_s=attempt.queue_s, waited_s=waited_s))
         try:
@@ -283,7 +286,7 @@ class Generator:
         def give(number: int) -> Answer:
             ask = asks[number]
             answer = self._answer(attempt, ask, cache, is_first=number == 0)
-            # Not the first answer to its question.
+            # Likelihoods are computed only for the first answer to each question.
             if not job.questions or (number and ask.prompt is asks[number - 1].prompt):
                 return answer
             likelihoods = value_likelihoods(engine, ask, cache, answer.text, answer.tokens, attempt.stop)
@@ -298,7 +301,8 @@ class Generator:
         engine, job = attempt.loaded_model.engine, attempt.job.job
         stream = _Stream(self._broker, job, attempt.envelope.version) if job.stream_to and is_first else None
         on_text = stream.send if stream else None
-        if hasattr(engine, "decode_text"):  # isinstance checks only this too, but slowly
+        # `isinstance` with a protocol makes the same check, but slowly.
+        if hasattr(engine, "decode_text"):
             answer = cast(DecodesText, engine).decode_text(ask.prompt, ask.sampling, on_text, attempt.stop)
         else:
             answer = engine.decode(ask.tokens, cache, ask.sampling, on_text, attempt.stop)
@@ -463,7 +467,7 @@ class Producer:
 
     jobs_since_check: int = 0
     has_passed: bool = False
-    why_ended: str = ""  # why its KV caches are no longer used; "" if they are used
+    why_ended: str = ""  # why this worker stopped using the producer's KV caches; "" if it still uses them
 
 
 class KVChecks:

@@ -22,10 +22,12 @@ from messages.kv import KVCache
 
 log = logging.getLogger(__name__)
 
-# Forward passes for one value: a number may be several tokens, and each way of writing it needs its own pass.
+# The most forward passes for one value. A number may have several tokens and several spellings, and each needs a pass.
 _PASSES = 8
-_NEGLIGIBLE = math.log(1e-3)  # continuations that are less likely than this are not followed
-_MIN_TOTAL = 0.01  # if all values together have less probability than this, the model expected something else there
+# Less likely continuations are not followed.
+_NEGLIGIBLE = math.log(1e-3)
+# If the values have less probability than this together, the model expected something else at this place.
+_MIN_TOTAL = 0.01
 _DIGITS = 4
 
 
@@ -44,7 +46,8 @@ def value_likelihoods(
     this. Raises Cancelled.
     """
     enum = _enum(json.loads(ask.sampling.json_schema or "{}"))
-    if enum is None or not tokens or not hasattr(engine, "text_of"):  # isinstance checks only this too, but slowly
+    # `isinstance` with a protocol makes the same check, but slowly.
+    if enum is None or not tokens or not hasattr(engine, "text_of"):
         return ()
     path, values = enum
     try:
@@ -77,14 +80,15 @@ class _Place:
 
 
 def _place(engine: Detokenizes, path: Sequence[str], answer: str, tokens: Sequence[int]) -> _Place | None:
-    # The lookbehind skips quotation marks within a text, which have a backslash before them.
+    # A quotation mark inside a text has a backslash before it. The lookbehind skips such marks.
     names = [rf"(?<!\\){re.escape(json.dumps(name))}\s*:\s*" for name in path]
     match = re.search("(?s:.*?)".join(names), answer)
     whole = engine.text_of(tokens)
-    if match is None or not whole.endswith(answer):  # the text of a hidden channel may come before the answer
+    # Before the answer, the tokens may hold the text of a hidden channel.
+    if match is None or not whole.endswith(answer):
         return None
     start = len(whole) - len(answer) + match.end()
-    # The number of leading ids whose text ends at or before the value.
+    # Count the leading tokens whose text ends at or before the value.
     low = bisect_right(range(1, len(tokens) + 1), start, key=lambda count: len(engine.text_of(tokens[:count])))
     text_before = engine.text_of(tokens[:low])
     return _Place(tuple(tokens[:low]), whole[len(text_before) : start]) if whole.startswith(text_before) else None

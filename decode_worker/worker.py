@@ -45,7 +45,7 @@ from messages.workers import MAX_CURVES, MAX_REFUSALS, WorkerInfo, WorkerStage
 
 log = logging.getLogger(__name__)
 
-# Fields of the report that the event contains.
+# Fields of the decode report that the event ANSWERED contains.
 _FACTS = (
     *("prompt_tokens", "transferred_tokens", "evaluated_tokens", "completion_tokens"),
     *("get_s", "ttft_s", "decode_s", "total_s"),
@@ -103,7 +103,7 @@ class DecodeWorker:
         self._jobs = steps(broker, self._settler, self.slots, self.handle, self.commit, group_help)
         self._aborting = False
         self._started_at = self._cluster_state.now()
-        # A separate settler, since this worker does not decode the jobs that it passes on.
+        # Jobs that this worker passes on get a settler of their own, because this worker does not decode them.
         passing_on = Settler(broker, model_cache.models, observe)
         self._fallback = Fallback(broker, self._cluster_state, passing_on, self.worker_id, model, self.slots.count)
 
@@ -116,8 +116,8 @@ class DecodeWorker:
         attempt.ahead = ahead
         with self._settler.settling_errors(attempt), self._model_cache.job(attempt.envelope.model) as loaded_model:
             attempt.loaded_model = loaded_model
-            # First: is it cancelled or expired, and how many workers died with it? Then: is it answered already, or
-            # does another worker have it?
+            # `passed` checks whether the job is cancelled or expired, and how many workers died with it. `_claimed`
+            # checks whether the job has a result, or another worker decodes it.
             with self._checks.passed(attempt), self._claimed(attempt) as is_ours:
                 if is_ours:
                     failpoint("decode.claimed", attempt.envelope.job_id)
@@ -128,7 +128,7 @@ class DecodeWorker:
                     attempt.body = codec.encode(attempt.result, attempt.envelope.version)
         leave_slot()
         if attempt.body:
-            # The result is stored, published and confirmed, then the delivery is acked, then its blocks are deleted.
+            # The order is: store the result, publish it with a confirm, ack the delivery, delete the job's blocks.
             self._jobs.commit(attempt)
         elif attempt.has_ended_unanswered and attempt.is_read:
             self._delete_own_blocks([attempt.job])
@@ -140,8 +140,7 @@ class DecodeWorker:
         the store and one to the broker then serve many short jobs, while their slots decode the next ones.
         """
         try:
-            # Stored first, so that a redelivery is answered instead of being decoded again. From then on claims are not
-            # needed.
+            # The result must be stored first. A redelivery is then answered from the store, and needs no claim.
             self._cluster_state.finish(self.worker_id, [(*attempt.key, attempt.body) for attempt in answers])
             ready = []
             for attempt in answers:
@@ -158,7 +157,8 @@ class DecodeWorker:
             self._delete_own_blocks(attempt.job for attempt in answers)
             for attempt in answers:
                 failpoint("decode.deleted", attempt.envelope.job_id)
-        except BrokerUnavailable:  # only if our broker object was closed; the broker then delivers the jobs again
+        # Only if this worker closed its connection. The broker then delivers the jobs again.
+        except BrokerUnavailable:
             log.warning("%d jobs: left unacked, the broker connection is closed", len(answers))
         finally:
             for attempt in answers:
@@ -178,18 +178,20 @@ class DecodeWorker:
             yield False
         elif not self._running_jobs.start(attempt):
             yield False
-        elif not (has_claim or body):  # if a result is stored that can't be read, no other worker runs the job
+        # If the stored result can't be read, no other worker decodes the job, so this worker does.
+        elif not (has_claim or body):
             self._running_jobs.end(attempt)
             self._settler.defer(attempt)
             yield False
         else:
-            # The worker was told to abort after this delivery came, and did not see this attempt then.
+            # The abort came after this delivery and before this attempt was listed, so it did not reach the attempt.
             if self._aborting:
                 attempt.stop_for("not now")
             try:
                 yield True
             finally:
-                # Before the job is settled: a copy that goes back may return here at once, in another attempt.
+                # This comes before the job is settled, because a copy that is sent back may return here at once as
+                # another attempt.
                 if not attempt.body:
                     self._running_jobs.end(attempt)
                     self._claims.release(attempt.key)
@@ -203,7 +205,7 @@ class DecodeWorker:
     def stop(self, abort: bool = False) -> None:
         """Stop after the jobs in the slots. With `abort`, hand those back too."""
         self.loop.stop()
-        self._aborting = abort or self._aborting  # set first, since a job may be beginning now
+        self._aborting = abort or self._aborting  # must come first, because a job may begin at this moment
         if abort:
             self._end_all("not now")
 
@@ -231,7 +233,7 @@ class DecodeWorker:
                 self._cluster_state.forget_answers(job.job.job_id, job.job.run)
         try:
             self._kv.delete(refs)
-        except StoreUnavailable as error:  # the blocks expire by their TTL
+        except StoreUnavailable as error:  # the store deletes the blocks after their TTL
             log.info("%d blocks stay until their TTL: %s", len(refs), error)
 
     def _end_all(self, reason: StopReason, batch_id: str = "") -> None:
@@ -276,7 +278,7 @@ class DecodeWorker:
         return replace(
             engine,
             slots=self.slots.count,
-            busy=min(len(job_ids), self.slots.count),  # a job that is being settled is no longer in a slot
+            busy=min(len(job_ids), self.slots.count),  # a job that is being settled holds no slot any more
             done=self._settler.jobs_finished,
             tokens_per_s=throughput.of(home.model).tokens_per_s,
             off=self.loop.idle_reason,

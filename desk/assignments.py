@@ -49,7 +49,8 @@ class Inputs:
     code_model: str = ""
     feedback_model: str = ""
     created_at: float = 0.0
-    ask: str = ""  # the value of `kvasir grade --ask`; "" means together
+    # The value for `kvasir grade --ask`. "" has the meaning of "together".
+    ask: str = ""
     samples: int = 1
     examples: str = ""  # the file of hand grades for `kvasir grade --examples`
 
@@ -80,7 +81,7 @@ def create_folder(home: Path, title: str) -> Path:
         except OSError as error:
             raise InputError(f"can't make a folder in {home}: {error.strerror}") from None
         return folder
-    raise InputError(f"{home} holds too many assignments called {title!r:.60}; choose another name")
+    raise InputError(f"{home} has too many assignments called {title!r:.60}; choose another name")
 
 
 def read_inputs(folder: Path) -> Inputs:
@@ -91,7 +92,7 @@ def read_inputs(folder: Path) -> Inputs:
     try:
         return _check_inputs(parse_as(Inputs, from_json(read_ordinary(path)), "the assignment"), path)
     except (OSError, ValueError) as error:
-        raise BatchError(f"{path} can't be read ({error}); restore it, or remove the folder") from None
+        raise BatchError(f"{path} can't be read ({error}); restore the file, or remove its folder") from None
 
 
 def _check_inputs(inputs: Inputs, path: Path) -> Inputs:
@@ -100,7 +101,7 @@ def _check_inputs(inputs: Inputs, path: Path) -> Inputs:
     wrong = [name for name, value in texts.items() if not isinstance(value, str)]
     wrong += [name for name, value in texts.items() if name != "title" and str(value).startswith("-")]
     if wrong:
-        raise BatchError(f"{path}: {wrong[0]} can't be {texts[wrong[0]]!r:.60}; fix it, or remove the folder")
+        raise BatchError(f"{path}: {wrong[0]} can't be {texts[wrong[0]]!r:.60}; correct the file, or remove its folder")
     return inputs
 
 
@@ -117,7 +118,7 @@ def use_rubric(folder: Path, rubric: Path) -> None:
     Raises InputError if the class has been graded: then a round is needed.
     """
     if batches.exists(folder):
-        raise InputError("the class is graded already: regrade it, and then use the round's rubric")
+        raise InputError("the class is graded already: start a regrade, and use this rubric there")
     save_inputs(folder, replace(read_inputs(folder), rubric=str(rubric)))
 
 
@@ -194,15 +195,17 @@ def check_uploads(names: Sequence[str]) -> None:
             clash = (
                 f"called {name!r:.80}"
                 if name == earlier_name
-                else f"{earlier_name!r:.80} and {name!r:.80}, one name on disk"
+                else f"{earlier_name!r:.80} and {name!r:.80}, which is the same name on a disk"
             )
-            raise InputError(f"two uploaded files are {clash}: rename one, or upload a zip with a folder for each")
+            raise InputError(
+                f"two uploaded files are {clash}: rename one of them, or upload a zip with a folder for each student"
+            )
 
 
 def check_zip(name: str, data: IO[bytes]) -> None:
     """Raise InputError if the class's zip can't be read, for example because its download was cut off."""
     if PurePosixPath(name).suffix.lower() == ".zip" and not zipfile.is_zipfile(data):
-        raise InputError(f"{name!r:.80} is not a zip that can be read: download it again")
+        raise InputError(f"{name!r:.80} can't be read as a zip: download it from the learning platform again")
 
 
 def save_submissions(folder: Path, files: Sequence[tuple[str, bytes]]) -> Path:
@@ -217,12 +220,13 @@ def save_submissions(folder: Path, files: Sequence[tuple[str, bytes]]) -> Path:
 def find_submissions(text: str) -> Path:
     """Return the path of the submissions that was typed. Raises InputError if it does not exist."""
     if not text.strip():
-        raise InputError(
-            "submissions: nothing is uploaded yet, and no path typed; wait for an upload to end, or type one"
-        )
+        raise InputError("submissions: there is no upload and no path; wait until the upload ends, or type a path")
     path = Path(text.strip()).expanduser()
-    if not os.path.exists(path):  # for some paths pathlib's method raises where this returns False
-        raise InputError(f"submissions: nothing is at {text.strip()}; type a path on this machine")
+    # `Path.exists` raises an error for some paths. This function returns False for them.
+    if not os.path.exists(path):
+        raise InputError(
+            f"submissions: {text.strip()} does not exist; type the path of a file or folder on this machine"
+        )
     return path.resolve()
 
 
@@ -261,7 +265,7 @@ def _read_upload(name: str, data: bytes, read: Callable[[Path], Any]) -> Any:
 
 def rubric_versions(folder: Path) -> list[Path]:
     """Return the kept versions, newest first."""
-    paths = (folder / "rubrics").glob("[!.]*")  # a version that is still being written has a hidden name
+    paths = (folder / "rubrics").glob("[!.]*")  # the name of a version that is still being written begins with a dot
     return sorted(paths, key=lambda path: path.stat().st_mtime, reverse=True)
 
 

@@ -14,12 +14,12 @@ from grading.reviews import FILE, ROUND_REASON, Override, decisions_in, version_
 from grading.rubric.rubric import Points
 from messages.errors import UsageError
 
-# decisions on one submission, by criterion; the key None is the whole submission
+# The decisions on one submission by criterion id. The key None stands for the whole submission.
 Overrides = Mapping[str | None, Override]
 
 ACCEPTED_REASON = "looked at, and left as it is"
 TOGETHER_REASON = "decided together with the answers that are like it"
-WHOLE = ""  # used instead of a criterion's id for the submission's summary
+WHOLE = ""  # stands for the submission's summary, in place of a criterion's id
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ def make_overrides(
     criteria = {item.id: item for item in grade.criteria}
     missing_ids = changes.keys() - criteria.keys() - {WHOLE}
     if missing_ids:
-        raise ReviewError(f"{min(missing_ids)}: the rubric has no such criterion any more")
+        raise ReviewError(f"the rubric no longer has the criterion {min(missing_ids)}; load the page again")
     decisions = [
         _override(grade, criteria.get(id), overrides.get(id or None), change, reviewer)
         for id, change in changes.items()
@@ -133,5 +133,5 @@ def _override(
 
 def _require_reason(reason: str) -> str:
     if not reason.strip():
-        raise ReviewError("say in a few words why you change the grade: it is kept beside what the model said")
+        raise ReviewError("write a short reason for the change: it is kept beside the model's reason")
     return reason.strip()

@@ -13,7 +13,7 @@ def read_findings(folder: Path) -> dict[str, Any]:
     work = dry_run_work(folder)
     try:
         findings: dict[str, Any] = from_json(read_ordinary(work.out))
-        # builds the table once, so that findings of an unexpected form fail here and not on a page
+        # Building the table here makes findings of an unexpected form fail here, and not later on a page.
         findings_table(findings)
         sum(part["tokens"] for part in findings["shared_prefix"])
     except (OSError, ValueError, TypeError, KeyError, AttributeError):

@@ -12,8 +12,9 @@ class ModelRate:
 
     model: str
     answers: int
-    prefill_tokens_per_s: float  # counts only computed tokens and only the engine's time
-    decode_tokens_per_s: float  # for one sequence; slots work in parallel
+    # Counts the tokens that the engine computed, and the seconds in which it computed them.
+    prefill_tokens_per_s: float
+    decode_tokens_per_s: float  # rate of one sequence, although slots decode several at once
     transferred_answers: int  # answers decoded from a KV cache that another engine computed
 
 

@@ -10,10 +10,12 @@ from pygments.token import Comment, Keyword, Number, Operator, String, _TokenTyp
 # The languages of submissions, by the names that `grading.submissions` uses.
 _LEXERS = {"Python": "python", "R": "r", "SQL": "sql", "Julia": "julia", "Bash": "bash", "JavaScript": "javascript"}
 _KINDS = ((Comment, "c"), (String, "s"), (Number, "n"), (Keyword, "k"), (Operator.Word, "k"))
-_MAX_LINE = 1_000  # characters; a longer line is data, and a lexer's time grows with the square of its length
-_MOST_S = 0.2  # limit on this thread's CPU time, so that the result does not depend on how busy the machine is
+# In characters. A longer line is data, and a lexer needs four times as long for twice the length.
+_MAX_LINE = 1_000
+# In seconds of CPU time. A limit in seconds of the clock would show less colour on a busy machine.
+_MOST_S = 0.2
 
-# the pieces of one line as (kind, text); kind is c, s, n, k, or "" for anything else
+# The pieces of one line as (kind, text). The kinds are c, s, n and k; "" means anything else.
 Pieces = tuple[tuple[str, str], ...]
 
 

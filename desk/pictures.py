@@ -18,7 +18,7 @@ def draw_class(rubric: Rubric, rows: Sequence[Row]) -> list[Picture]:
         return []
     step = min(criterion.step for criterion in rubric.criteria)
     reviewed_rows = [row for row in graded_rows if row.final.is_reviewed]
-    # Current points before any deduction for lateness; the model's, where a review is still open.
+    # The current points, before any deduction for lateness. Until a review ends, these are the model's points.
     now = [
         row.final.grade.points if row.final.earned_points is None else row.final.earned_points for row in graded_rows
     ]

@@ -27,7 +27,8 @@ _STAGE_AFTER: dict[str, str] = {
 }
 
 
-EXPECTED = "expected: "  # begins the log line in which a run says how long it will take
+# Beginning of the log line in which a run predicts how long it will take.
+EXPECTED = "expected: "
 
 
 class Stages:
@@ -40,7 +41,7 @@ class Stages:
         self._tail = LineTail(path, strict=False)
         self._stage: dict[str, str] = {}
         self._since: dict[str, datetime] = {}  # when each running job entered its stage
-        self.expected = ""  # the process's last prediction of how long it will take; "": unknown yet
+        self.expected = ""  # how long the process predicts it will take; "" before its first prediction
 
     def refresh(self) -> dict[str, int]:
         """Return the number of jobs in each of STAGES since the process started. Only new lines are read."""

@@ -166,12 +166,12 @@ def graded_class_of(view: BatchView) -> GradedClass | None:
 
 def _check_idle(folder: Path, view: BatchView) -> None:
     if any(grading_work(place).is_alive for place in (folder, *rounds(folder))):
-        raise BatchError("this assignment is being graded now; wait for it, or stop it first")
+        raise BatchError("this assignment is being graded now; wait until the grading ends, or stop it")
     manifest = batches.manifest_of(folder)
     if manifest["prompt_form"] != form_of(manifest["request"]):
         raise BatchError(batches.other_form(folder, manifest["prompt_form"]))
     counts = view.counts()
     if not counts.total:
-        raise InputError("grade the class first: there is nothing yet to compare with")
+        raise InputError("the class has no grades to compare with yet; grade the class first")
     if counts.open:
-        raise InputError(f"{plural(counts.open, 'job', 'has', 'have')} no result yet; go on with the grading first")
+        raise InputError(f"{plural(counts.open, 'job', 'has', 'have')} no result yet; finish the grading first")

@@ -29,7 +29,7 @@ class Row:
     name: str  # the person's displayed name
     state: str  # one of OUTCOMES
     final: FinalGrade  # includes a person's decisions
-    requests: tuple[Request, ...] = ()  # the student's requests for another look
+    requests: tuple[Request, ...] = ()  # the student's requests to look at the grade again
 
     @property
     def needs_review(self) -> tuple[str, ...]:
@@ -54,8 +54,8 @@ class Filter:
     awaits_reply: bool = False
 
 
-# What a reviewer goes through: those that wait for a decision come first, and by themselves. Where nobody has chosen,
-# the first that holds any is shown.
+# A reviewer works through one of these queues. Submissions that wait for a decision have a queue of their own, the
+# first one. Until a person chooses a queue, the desk shows the first that is not empty.
 QUEUES = {
     "needs review": Filter(needs_review=True, order="needs review first"),
     "asked for another look": Filter(awaits_reply=True),
@@ -167,8 +167,8 @@ def select(class_rows: Sequence[Row], row_filter: Filter) -> list[Row]:
     if row_filter.order == "name":
         return selection
     if row_filter.order == "needs review first":
-        # Sorted by the doubts that the models left, so that a decision does not move rows while others are being
-        # reviewed.
+        # The sort key is the number of the model's doubts, because a decision does not change it. Rows therefore stay
+        # in place while people review.
         return sorted(selection, key=lambda row: (not row.needs_review, -len(row.final.grade.doubts)))
     sign = 1 if row_filter.order == "points, lowest first" else -1
     return sorted(

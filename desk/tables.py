@@ -7,10 +7,13 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-MAX_COLUMNS = 12  # more columns can't be read in half a page
-_SEPARATOR = re.compile(r"[|:\- ]*-[|:\- ]*")  # line under the header of a Markdown table
-_BETWEEN = re.compile(r"\s*(?:#|$)")  # separates two tables: an empty line, a heading, or a tibble's own comment
-_TYPES = re.compile(r"\s+(?:<[\w .+]+>\s*)+")  # the second line of a tibble
+# More columns can't be read in half a page.
+MAX_COLUMNS = 12
+# Line under the header of a Markdown table.
+_SEPARATOR = re.compile(r"[|:\- ]*-[|:\- ]*")
+# What stands between two tables: an empty line, a heading, or a tibble's comment line.
+_BETWEEN = re.compile(r"\s*(?:#|$)")
+_TYPES = re.compile(r"\s+(?:<[\w .+]+>\s*)+")  # the second line of a printed tibble, with the columns' types
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +50,7 @@ def _parse_piped(lines: Sequence[str], block: range, _with_spaces: bool) -> Tabl
     rows = [[cell.strip() for cell in lines[number].strip().strip("|").split(" | ")] for number in places]
     if len(rows) < 2 or not all("|" in lines[number] for number in block):
         return None
-    if len(rows[0]) == len(rows[1]) - 1:  # the column of row names has no header
+    if len(rows[0]) == len(rows[1]) - 1:  # R and pandas write no header above the row names
         rows[0].insert(0, "")
     return _table(rows, places, block)
 
@@ -61,7 +64,8 @@ def _parse_spaced(lines: Sequence[str], block: range, with_spaces: bool) -> Tabl
         return None
     cuts = _cuts([lines[number] for number in block])
     rows = [[lines[number][left:right].strip() for left, right in cuts] for number in places]
-    if rows[0][-1] == "\\":  # pandas continues with the other columns below
+    # The backslash means that pandas prints the other columns below.
+    if rows[0][-1] == "\\":
         rows = [row[:-1] for row in rows]
     return _table(rows, places, block) if rows[0] and not rows[0][0] and all(rows[0][1:]) else None
 
@@ -78,7 +82,7 @@ def _cuts(lines: Sequence[str]) -> list[tuple[int, int]]:
     cuts = list(zip(edges[::2], edges[1::2], strict=True))
     columns: list[tuple[int, int]] = []
     for left, right in cuts:
-        # the column of row names has no header but stays a column
+        # The column of row names stays a column, although it has no header.
         last_column = columns[-1] if len(columns) > 1 else None
         has_no_header = last_column and not lines[0][last_column[0] : last_column[1]].strip()
         if last_column and left - last_column[1] == 1 and (has_no_header or not lines[0][left:right].strip()):

@@ -37,10 +37,11 @@ class LineTail:
             return [], is_replaced
         except OSError as error:
             raise BatchError(f"{self.path} can't be read: {error.strerror}") from None
-        whole = data[: data.rfind(b"\n") + 1]  # the last line may be incomplete
+        whole = data[: data.rfind(b"\n") + 1]  # the last line may be only half written
         lines = whole.split(b"\n")[:-1]
         rows = [self._row(line, number) for number, line in enumerate(lines, self._lines + 1)]
-        # Not advanced before, so an unreadable line is reported again until it is fixed.
+        # The offset moves only after all lines were parsed, so an unreadable line is reported at each read until it is
+        # fixed.
         self._offset, self._lines = self._offset + len(whole), self._lines + len(lines)
         return [row for row in rows if row is not None], is_replaced
 

@@ -25,7 +25,7 @@ from producers.batch.batch import BatchEntry, Counts
 from producers.batch.forms import form_of
 from producers.storage.journal import Standings
 
-_NO_GRADE = Grade("", "waiting", None, 0, ())  # placeholder until the grade is made
+_NO_GRADE = Grade("", "waiting", None, 0, ())  # stands here until the grade is made
 RequestOf = Callable[[Mapping[str, Any]], GradeRequest]
 
 
@@ -41,12 +41,13 @@ class BatchView:
         self.folder = folder
         self.problem = ""  # why there is nothing to show, in one sentence
         self.assignment: Assignment | None = None
-        self.version = 0  # increases whenever a page would show something else
+        self.version = 0  # grows with each change that a page would show
         self._request_of = request_of
         self._lock = threading.RLock()
         self._stamp: tuple[tuple[int, int], ...] | None = None
         self._tail = LineTail(folder / "results.jsonl", make=codec.result_from_dict)
-        self.stored_class: GradedClass | None = None  # the grades last written before the batch was planned
+        # The grades in the file that was last written before the batch was planned.
+        self.stored_class: GradedClass | None = None
         self._plan_key: object = None
         self._entries: list[BatchEntry] = []
         self._runs: dict[str, int] = {}

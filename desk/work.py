@@ -33,12 +33,13 @@ from producers.storage.private import (
 )
 from producers.storage.shapes import from_json, parse_as
 
-RESTART_EVENT = "work_started"  # separates the lines of one process in `log` from those of the next
+# In the log, this line stands between the lines of one process and those of the next.
+RESTART_EVENT = "work_started"
 
-# This empty trap lets the shell survive Ctrl-C, while the command still receives it.
+# With this empty trap, Ctrl-C ends the command, but not the shell around it.
 _WRAPPER = 'trap : INT; ended=$1; shift; "$@"; echo $? >"$ended"'
 
-# For this long, the command may still be a copy of the shell, which can swallow the signal.
+# For this many seconds after the start, the process may still be a copy of the shell. It can swallow the signal.
 _DEAF_S = 0.3
 
 _BOOT = "/proc/sys/kernel/random/boot_id"
@@ -52,13 +53,17 @@ class Record:
     """work.json."""
 
     pid: int
-    started_at: float  # seconds since the epoch
-    process: str = ""  # the process's start time according to the system
-    stopped: bool = False  # a person stopped it, so it must not be resumed automatically
+    # Seconds since the epoch.
+    started_at: float
+    # When the process started, as the system reports it.
+    process: str = ""
+    # Whether a person stopped it. Then it must not be resumed automatically.
+    stopped: bool = False
     kind: str = "grade"  # or "retry"
-    limit: int = 0  # limits of this run; 0 and (): the whole class
+    limit: int = 0  # `limit` and `only` say which submissions this run grades; 0 and () mean the whole class
     only: tuple[str, ...] = ()
-    command: tuple[str, ...] = ()  # only for people who read the file; it is never run
+    # For people who read the file. Nothing runs this command.
+    command: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.pid < 2 or self.limit < 0:
@@ -81,14 +86,17 @@ class Work:
         """
         with _lock:
             if self.folder.is_symlink() or self.folder.parent.is_symlink():
-                raise BatchError(f"{self.folder} leads elsewhere by a link; nothing is started there")
+                raise BatchError(
+                    f"{self.folder} is a symbolic link, or lies behind one, so nothing is started there; "
+                    "replace the link by a folder"
+                )
             try:
                 make_folder(self.folder)
                 lock = take_lock(self.folder / "lock")
             except OSError as error:
                 raise BatchError(f"can't work in {self.folder}: {error.strerror}") from None
             if lock is None:
-                raise BatchError("this is running already; wait for it, or stop it first")
+                raise BatchError("this work is running already; wait until it ends, or stop it")
             try:
                 with open_private(self.log, "ab") as log:
                     log.write(json.dumps({"event": RESTART_EVENT, "time": time.time()}).encode() + b"\n")
@@ -97,7 +105,7 @@ class Work:
             except OSError as error:
                 raise BatchError(f"can't start {command[0]}: {error.strerror}") from None
             finally:
-                os.close(lock)  # now only the process holds the lock
+                os.close(lock)  # from here on, only the process holds the lock
             _children[self.folder] = process
             request_fields = {"kind": kind, "limit": limit, "only": tuple(names), "command": tuple(command)}
             self._save(Record(process.pid, time.time(), _process_start(process.pid), **request_fields))  # type: ignore[arg-type]
@@ -111,7 +119,7 @@ class Work:
             if self.is_alive:
                 record = self.record()
                 if record is None or not record.process or record.process != _process_start(record.pid):
-                    raise BatchError("what works here was not started by this user's desk; end it where it was started")
+                    raise BatchError("this process was not started by this user's desk; stop it where it was started")
                 self._save(replace(record, stopped=True))
                 time.sleep(min(_DEAF_S, max(0.0, record.started_at + _DEAF_S - time.time())))
                 with suppress(ProcessLookupError):
@@ -122,14 +130,14 @@ class Work:
         """Whether its process is alive, no matter which desk started it."""
         with _lock:
             process = _children.get(self.folder)
-            # reaps the process, which the system keeps until somebody asks
+            # The system keeps an ended process until `poll` asks for its exit status.
             if process is not None and process.poll() is not None:
                 del _children[self.folder]
             if not (self.folder / "lock").exists():
                 return False
             try:
                 lock = take_lock(self.folder / "lock")
-            except OSError:  # a link, or another user's file: it is not from a desk of this user
+            except OSError:  # the path is a link or another user's file, so no desk of this user wrote it
                 return False
             if lock is not None:
                 os.close(lock)
@@ -174,7 +182,7 @@ class Work:
                 stderr=log,
                 start_new_session=True,
                 pass_fds=(lock,),
-                umask=0o077,  # applies to `exit` and to all files that the command writes
+                umask=0o077,  # makes `exit` and all files of the command private to this user
             )
 
     def _save(self, record: Record) -> None:
@@ -184,7 +192,7 @@ class Work:
 def _process_start(pid: int) -> str:
     """Return when a process of this user began, as exactly as the system tells; "" if there is none."""
     try:
-        if sys.platform == "linux":  # in clock ticks since the machine started
+        if sys.platform == "linux":  # the start time is in clock ticks since the machine was started
             place = Path(f"/proc/{pid}")
             ticks = (place / "stat").read_text("utf-8", errors="replace").rpartition(")")[2].split()[19]
             return f"{Path(_BOOT).read_text('ascii').strip()} {ticks}" if place.stat().st_uid == os.getuid() else ""

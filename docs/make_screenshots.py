@@ -67,7 +67,7 @@ def walk(browser: Browser, desk: DeskPage, folder: Path) -> None:
     browser.wait_for("The class is graded with this rubric")
     keep(browser, "rubric", "points in all")
     browser.click("Results")
-    browser.wait_for("Agreement between model and person")
+    browser.wait_for("Requests for another look")
     keep(browser, "results")
     browser.click("Export")
     browser.click("Make the file")

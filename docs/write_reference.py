@@ -1,7 +1,8 @@
 """The pages of docs/reference, from the code that they describe: `python -m docs.write_reference` writes them.
 
-Settings come from their schema, commands from click, the fields of the API from the gateway's tables, and rights from
-what `kvasir deploy` gives. A test compares each page with what this makes.
+Settings come from their schema, commands from click, the fields of the API from the gateway's tables, rights from what
+`kvasir deploy` gives, and the rubric's keys from the docstrings of the modules that read them. A test compares each
+page with what this makes.
 """
 
 import json
@@ -10,6 +11,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, fields
 from itertools import groupby
 from pathlib import Path
+from textwrap import dedent
+from types import ModuleType
 
 import click
 
@@ -17,6 +20,7 @@ from docs.pictures import ROOT
 from gateway.fields import TABLES as API_TABLES
 from gateway.fields import Field, Fields
 from grading.export import FORMATS, ExportFormat
+from grading.rubric import checks, formats, late, rubric
 from infra.config.meanings import MEANINGS, TABLES
 from infra.config.schema import SAMPLING, keys_of
 from infra.config.schema import TABLES as OF_KEYS
@@ -285,12 +289,40 @@ def _bound(name: str) -> str:
     return f"{value / (1 << 10 * power):.4g} {('B', 'KiB', 'MiB', 'GiB')[power]}"
 
 
+# --- the rubric
+
+_RUBRIC = """\
+# The rubric's file
+
+Made by `python -m docs.write_reference`; a test compares.
+
+"""
+# Headings, and the modules whose docstrings say what the part holds.
+_PARTS = (
+    ("All keys", rubric, "yaml"),
+    ("`checks`", checks, "yaml"),
+    ("`late`", late, "yaml"),
+    ("Other forms", formats, ""),
+)
+_EXAMPLE = re.compile(r"^(?: {4}.+\n)+", re.MULTILINE)
+
+
+def rubric_page() -> str:
+    """Every key of a rubric, as the docstrings of the modules that read it show them."""
+    return _RUBRIC + "\n".join(f"## {heading}\n\n{_part(module, form)}" for heading, module, form in _PARTS)
+
+
+def _part(module: ModuleType, form: str) -> str:
+    return _EXAMPLE.sub(lambda found: f"```{form}\n{dedent(found[0])}```\n", str(module.__doc__))
+
+
 PAGES: Mapping[str, Callable[[], str]] = {
     "configuration.md": configuration,
     "commands.md": commands,
     "api.md": api,
     "rights.md": rights,
     "limits.md": limits_page,
+    "rubric.md": rubric_page,
 }
 
 

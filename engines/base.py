@@ -28,8 +28,8 @@ class Capabilities:
     decode: bool
     exports_kv: bool
     imports_kv: bool
-    blocks_while_computing: bool = False  # emits blocks before the last token is computed
-    resumes: bool = False  # can start from a stored prefix
+    blocks_while_computing: bool = False  # prefill emits its first blocks before it has computed the last token
+    resumes: bool = False  # prefill can start from a stored prefix
 
     @classmethod
     def local(cls, *, transfers_kv: bool, blocks_while_computing: bool = False) -> "Capabilities":
@@ -54,22 +54,22 @@ class EngineInfo:
     slots: int  # sequences decoded at once
     fingerprint: str  # identifies the KV family (shapes, RoPE, tokenizer, weights); "" if nothing is transferred
     tokenizer: str  # hash of the vocabulary
-    layout: KVLayout | None  # None: no KV cache goes in or out
+    layout: KVLayout | None  # None: the engine transfers no KV cache
     capabilities: Capabilities
-    chars_per_token: float = 0.0  # measured on a sample of code and prose
-    ropes: tuple[Rope, ...] = ()  # for full-attention layers, then for windowed ones; empty: not known
+    chars_per_token: float = 0.0  # measured on a sample of code and prose; 0: unknown
+    ropes: tuple[Rope, ...] = ()  # one for full-attention layers, then one for windowed layers; (): not known
     vocabulary: int = 0  # number of token ids; 0: unknown, so no sketch is made
     rounding: str = "f32"  # precision of the weights: f32, f16, bf16, q8 or q4 (anything coarser than 8 bits)
-    build: str = ""  # build of the program that computes
-    slot_file_version: str = ""  # format of its KV cache files; "": it does not use files
-    outside: str = ""  # host outside private networks to which prompts are sent; "": they stay inside
+    build: str = ""  # version of the program that runs the model
+    slot_file_version: str = ""  # format of the engine's KV cache files; "": it uses no files
+    outside: str = ""  # host outside private networks that gets the prompts; "": there is none
     prefill_slots: int = 1  # prompts computed at once
-    weights: str = ""  # fingerprint of these files if `fingerprint` is a family's; "": the same as `fingerprint`
+    weights: str = ""  # fingerprint of the weights alone if `fingerprint` names a family; "": the same as `fingerprint`
 
     def require_capacity(self, tokens: int) -> None:
         """Raises ContextExceeded unless the context holds `tokens`."""
         if tokens > self.context:
-            raise ContextExceeded(f"{tokens:,} tokens, but the context holds {self.context:,}")
+            raise ContextExceeded(f"prompt and answer need {tokens:,} tokens, but the context holds {self.context:,}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,8 +95,9 @@ class Answer:
     evaluated_tokens: int  # prompt tokens that the engine evaluated, by its own counter
     first_token_s: float  # from the call to the first token
     seconds: float  # from the call to the last token, including the wait for a slot inside the engine
-    # The likelihood of each value that the answer might have had (`QuestionAnswer.likelihoods`). The caller fills it
-    # in.
+
+    # Likelihoods of the values that the answer could have (`QuestionAnswer.likelihoods`). The engine leaves them empty,
+    # and its caller fills them in.
     likelihoods: tuple[float, ...] = ()
 
 
@@ -243,9 +244,9 @@ class LoadedEngine(Generic[E]):
 
     engine: E
     why_no_kv: str = ""
-    sketches: Sketches = field(default_factory=Sketches)  # which producers' KV caches it accepts
+    sketches: Sketches = field(default_factory=Sketches)  # decides whose KV caches this engine accepts
     template: str = ""  # from `engines.worker_info.template_name`
-    links: tuple[Link, ...] = ()  # the last measured links of its machine
+    links: tuple[Link, ...] = ()  # links of this machine, as last measured
 
 
 @runtime_checkable

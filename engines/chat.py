@@ -26,15 +26,17 @@ from engines.base import TokenizedPrompt
 from messages.errors import ConfigError, InvalidPrompt
 from messages.jobs import ChatRole, Part
 
-# Lower case only, because the template's text is searched for dates, which are replaced.
+# Only lower case, so that the marker never contains a date. Dates in a rendered template are replaced.
 _MARKER = "kvasirqzjwkmarker"
 _MARKER_PATTERN = re.compile(_MARKER + "([a-j]+)x")
-# A function's arguments are marked as an object, because templates print them with `tojson`.
+# Stands for a function's arguments: a JSON object whose only key is a marker. Templates print arguments with `tojson`.
 _ARGUMENTS_PATTERN = re.compile(r'\{"(' + _MARKER + r'[a-j]+x)": ?0\}')
-_CALL_ID = "call00000"  # some templates require nine characters; all calls have the same id, which no template minds
+# Some templates require nine characters. All calls share this id, because no template checks that ids differ.
+_CALL_ID = "call00000"
 _AS_LETTERS = str.maketrans("0123456789", "abcdefghij")
 _PADDING = " \n"
-# Texts that may follow the class-wide part. Ids at its end that depend on which one follows are not shared.
+# Samples of what may follow the class-wide part. Its last tokens may depend on what follows. Such tokens are not
+# shared.
 _FOLLOWERS = ("", "a", "A", "0", " ", " a", "\n", "\n\n", ".", "_", "'s", "é", "语")
 MEMORY_SIZE = 64
 
@@ -48,8 +50,8 @@ one pass enough. Names are clear and the tests cover the empty list, but not neg
 """
 
 # Texts on which tokenizers with the same vocabulary may differ: runs of spaces, tabs, line ends and digits, letters
-# with combining accents, scripts without spaces, emoji of several characters, control characters, and text that only
-# bytes can spell.
+# with combining accents, scripts without spaces, emoji of several characters, control characters, and characters
+# without a token, which are spelled in bytes.
 HARD_SAMPLE = (
     f"{SAMPLE}  two   three\tone\t\ttabs\n\n\nlines\r\n1234567890 3.14159 1,000,000 x86_64 don't I'LL "
     "naïve e\u0301tude Привет, мир! 日本語のテキスト 中文测试 한국어 ไทย العربية עברית "
@@ -183,7 +185,7 @@ class ChatPrompt(ABC):
 
     def _common_ids(self, frame: _Frame, common: tuple[str, ...]) -> tuple[int, ...]:
         """The ids with which every prompt begins that has this class-wide part, in messages of these roles."""
-        # The x keeps a template that trims messages from removing a follower that is white space.
+        # Some templates trim messages. The x keeps them from removing a follower that is only white space.
         variants = [self._ids(frame, [*common[:-1], common[-1] + follower + "x"]) for follower in _FOLLOWERS]
         return variants[0][: min(common_prefix(variants[0], variant) for variant in variants[1:])]
 
@@ -198,7 +200,8 @@ class ChatPrompt(ABC):
 
     def _cut_frame(self, speakers: tuple[PromptMessage, ...], gaps: tuple[str, ...]) -> _Frame:
         cut = []
-        spans = {gap: self.control_span(gap) for gap in {*gaps}}  # in a conversation most gaps are equal
+        # Most gaps are equal, so each distinct gap is parsed only once.
+        spans = {gap: self.control_span(gap) for gap in {*gaps}}
         for number, gap in enumerate(gaps):
             start, end = spans[gap]
             start = 0 if number == 0 else start

@@ -30,12 +30,12 @@ class EngineOptions:
     """How to load a model. Each engine defines what `weights` means: a file, a folder or a URL."""
 
     weights: str
-    context: int = 0  # tokens; 0: as much as the model was trained for
+    context: int = 0  # tokens; 0: the most that the model was trained for
     slots: int = 4  # sequences decoded at once
     threads: int = 0  # CPU threads; 0: the engine's choice
-    allow_external: bool = False  # a server outside private networks may get prompts
-    api_key: str = field(default="", repr=False)  # for a server that wants one
-    prefill_slots: int = 1  # prompts computed at once, by an engine that batches them
+    allow_external: bool = False  # prompts may go to a server outside private networks
+    api_key: str = field(default="", repr=False)  # for a server that requires one
+    prefill_slots: int = 1  # prompts that prefill computes together, if the engine can batch them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,18 +46,20 @@ class EngineEntry:
     name: str
     module: str  # has `open_engine(options)`; imported when a model is loaded
     capabilities: Capabilities
-    weights: str  # the forms of the setting `weights.NAME`, with ", " between them
-    # How relative paths are treated. A path starts from the folder of its kvasir.toml, unless it has a scheme. A text
-    # is not changed, nor is a hub's OWNER/NAME if no file is at that path.
+    weights: str  # the forms of the setting `weights.NAME`, joined by ", "
+
+    # How a relative path in `weights` is read. A path starts from the folder of its kvasir.toml, unless it has a
+    # scheme. A hub's OWNER/NAME is kept as it is if no file has that path. A text is always kept as it is.
     weights_type: Literal["path", "path or hub name", "text"] = "path"
-    weights_text: str = ""  # the setting in docs/reference/configuration.md; "": its forms
+    weights_text: str = ""  # text for docs/reference/configuration.md; "": made from `weights`
     takes_api_key: bool = False
     packages: tuple[str, ...] = ()  # packages that it imports
-    extra: str = ""  # the extra of Kvasir's distribution that installs them
+    extra: str = ""  # Kvasir's extra that installs `packages`
     family: str = ""  # engines of one family can read each other's KV caches if the weights are the same
     note: str = ""  # shown by `kvasir engines`
-    has_slot_files: bool = False  # needs room for slot files in shared memory
-    # What `kvasir doctor` advises if a worker of this engine transfers no KV cache, or doesn't use the GPU.
+    has_slot_files: bool = False  # writes slot files, which need room in shared memory
+
+    # What `kvasir doctor` advises if a worker of this engine transfers no KV cache, or if it doesn't use the GPU.
     mend_transfer: str = MEND_TRANSFER
     mend_device: str = MEND_DEVICE
 
@@ -90,7 +92,7 @@ class EngineEntry:
             module: Any = importlib.import_module(self.module)
         except ModuleNotFoundError as error:
             command = self.install_command() or f"pip install {error.name}"
-            raise ConfigError(f"engine {self.name!r} needs the package {error.name!r}: {command}") from error
+            raise ConfigError(f"engine {self.name!r} needs the package {error.name!r}: run {command}") from error
         try:
             checks.readable("weights", options.weights)
         except InvalidMessage as error:
@@ -115,5 +117,7 @@ def options_in(weights: str, query: str, *names: str) -> dict[str, str]:
     """The options after the `?` in weights. Only `names` are allowed. Raises ConfigError."""
     options = {name: values[-1] for name, values in parse_qs(query).items()}
     if unknown := set(options) - {*names}:
-        raise ConfigError(f"weights {weights!r}: {unknown.pop()!r} is neither {' nor '.join(map(repr, names))}")
+        raise ConfigError(
+            f"weights {weights!r}: the option {unknown.pop()!r} is neither {' nor '.join(map(repr, names))}"
+        )
     return options

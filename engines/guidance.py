@@ -5,7 +5,7 @@ from typing import Any
 
 # One space and no line breaks, because small models easily get lost in unlimited white space.
 _JSON_STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-# A grammar in LLGuidance's variant of Lark, up to the schema. TEXT never matches a control token.
+# A grammar in LLGuidance's variant of Lark. The JSON schema is appended to it. TEXT never matches a control token.
 _THOUGHTS_FIRST = """\
 start: thought* <|channel|> "final" head? <|message|> answer
 thought: <|channel|> /analysis|commentary/ head? <|message|> TEXT? <|end|> <|start|> "assistant" head?

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 TOP = 64  # how many tokens an engine reports
-_NUM_LIKELIEST = 16  # how many of the reference's likeliest are compared; below these, rounding alone changes the order
+_NUM_LIKELIEST = 16  # how many of the reference's likeliest tokens are compared; only rounding orders the others
 
 
 def top_logprobs(scores: NDArray[np.floating[Any]]) -> dict[int, float]:

@@ -9,10 +9,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 SHARED_MEMORY = Path("/dev/shm")
-LOAD_S = 1800.0  # loading 60 GB from a slow disk, and capturing CUDA graphs
+LOAD_S = 1800.0  # enough to load 60 GB from a slow disk and to capture CUDA graphs
 END_S = 10.0
 LAST_WORDS = 40  # lines
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 30.0  # pauses before the program is started, or looked for, again
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 30.0  # pauses before another attempt to start or find the program
 STEADY_S = 60.0  # a process that ran this long did not fail at startup
 
 

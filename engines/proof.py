@@ -14,7 +14,7 @@ from messages.jobs import Part, Sampling, user_prompt
 from messages.kv import Record, assemble_cache
 
 _PROMPT_TOKENS = 600
-_BEYOND_WINDOW = 100  # at least this many tokens more than a sliding window
+_BEYOND_WINDOW = 100  # the prompt is at least this many tokens longer than a sliding window
 _ANSWER_TOKENS = 6
 
 

@@ -8,7 +8,7 @@ from engines.chat import common_prefix
 from messages.change import replace_fields
 from messages.jobs import PrefillJob
 
-# Replaces the question if there is only one, to find where the shared part of the prompt ends.
+# Replaces a job's only question. Where the two prompts begin to differ, their shared part ends.
 _PLACEHOLDER_QUESTION = "?"
 
 

@@ -41,25 +41,26 @@ from messages.limits import MAX_REPLY_BYTES, MAX_STREAM_BYTES, MAX_WAITING_EVENT
 _log = logging.getLogger(__name__)
 
 CONNECT_S = 10.0
-# Idle connections are reused for one second at most. Servers close theirs after 2 s (gunicorn), 5 s (llama.cpp,
-# uvicorn) or more, and a request that meets the closing is lost. That shows at once, before the server has begun to
-# work on it, so the request is sent again.
+# Idle connections are reused for one second at most. Servers close an idle connection after 2 s (gunicorn), 5 s
+# (llama.cpp, uvicorn) or more. A request is lost if the server closes the connection at that moment. The loss shows at
+# once, before the server has begun to work, so the request is sent again.
 IDLE_S = 1.0
 _LOST_AT_ONCE_S = 1.0
-_MOST_SENT = 4  # how often a request is sent; the next idle connection may have been closed too
+_MOST_SENT = 4  # most attempts for a request; the next idle connection may have been closed too
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 10.0  # pauses between probes of a server that is away
 FINISH_REASONS = ("stop", "length")  # the finish reasons of a complete answer
-RANDOM_SEED = 0xFFFFFFFF  # for this seed llama.cpp, which may run behind a server, draws a random one
-LETTERS_PER_TOKEN = 3.0  # used until the server has counted the sample
-# How few tokens, relative to the expected number, mean that the prompt was cut. No whole prompt has that much more text
-# per token than other prompts or the sample.
+RANDOM_SEED = 0xFFFFFFFF  # llama.cpp, which may run behind a server, takes this seed for a random one
+LETTERS_PER_TOKEN = 3.0  # assumed until the server has counted the sample's tokens
+
+# If the server counts fewer than this share of the expected tokens, it has cut the prompt. Whole prompts never differ
+# that much from other prompts or the sample in their text per token.
 _CUT = 0.6
-# Ollama cuts a prompt to half the context plus a few tokens of its beginning. If a prompt has exactly that count, it
-# counts as whole only if about that many tokens were expected.
+# Ollama cuts a prompt to half the context plus a few tokens of its beginning. A prompt with exactly that many tokens
+# counts as whole only if about that many were expected.
 _KEPT, _CUT_TO_HALF = 8, 0.85
 _TEMPLATE_BYTES = 1024  # most bytes that a template may add to a prompt
-_RUN = re.compile(r"(.)\1{3,}", re.DOTALL)  # runs of one character, which take a token or two whatever their length
-_NEIGHBOUR_TOKENS = 256  # a shorter prompt consists largely of the template
+_RUN = re.compile(r"(.)\1{3,}", re.DOTALL)  # runs of one character; each takes a token or two, however long it is
+_NEIGHBOUR_TOKENS = 256  # tokens; shorter prompts say little, because they are mostly template
 _KNOWN_MARK = re.compile(
     r"<(?=[|｜][^<>\n]{1,64}[|｜]>|<SYS>>|\|?turn\|?>|/?(?:s|bos|eos|pad|unk|think|(?:start|end)_of_(?:turn|text|image)"
     r"|tool_call|tool_response|im_start|im_end|unused\d{1,4})>)|\[(?=/?(?:INST|SYSTEM_PROMPT|AVAILABLE_TOOLS|TOOL_\w+)\])",
@@ -101,7 +102,7 @@ async def bounded(pieces: AsyncIterator[bytes], server_name: str, by_lines: bool
         unused = len(piece) - line_end - 1 + (unused if line_end < 0 else 0)
         total += len(piece)
         if unused > MAX_REPLY_BYTES or total > MAX_STREAM_BYTES:
-            raise EngineUnavailable(f"{server_name} sends an answer that is longer than any answer may be")
+            raise EngineUnavailable(f"{server_name} sent a longer answer than Kvasir accepts")
         yield piece
 
 
@@ -116,7 +117,7 @@ class RemoteServer(ABC):
     When the server is gone, it is probed repeatedly, and counts as away until it answers.
     """
 
-    disconnect_errors: tuple[type[BaseException], ...]  # raised by the client if the server hung up
+    disconnect_errors: tuple[type[BaseException], ...]  # errors that the client raises if the server hangs up
 
     def __init__(self, name: str) -> None:
         self.outage = ""  # why the server is away now; see engines.base.outage_of
@@ -185,7 +186,7 @@ class RemoteServer(ABC):
                 sent_count += 1
                 async for piece in produce():
                     sent_count = _MOST_SENT
-                    while inbox.qsize() >= MAX_WAITING_EVENTS:  # the server may be faster than the reader
+                    while inbox.qsize() >= MAX_WAITING_EVENTS:  # the reader may be slower than the server
                         await asyncio.sleep(POLL_S / 10)
                     inbox.put(piece)
             except BaseException as error:
@@ -236,7 +237,7 @@ class RemoteServer(ABC):
 
     async def _shut_down(self) -> None:
         if self._search is not None:
-            # Anyio warns about connections that end while they begin.
+            # Anyio warns if a connection is ended while it is being opened.
             await asyncio.wait({self._search}, timeout=POLL_S)
         tasks = asyncio.all_tasks() - {asyncio.current_task()}
         for task in tasks:
@@ -316,7 +317,9 @@ class TextOnly(Generic[S]):
 
     def _check_capacity(self, sampling: Sampling) -> None:
         if sampling.max_tokens >= self._context:
-            raise ContextExceeded(f"{sampling.max_tokens:,} tokens to answer, but the context holds {self._context:,}")
+            raise ContextExceeded(
+                f"max_tokens is {sampling.max_tokens:,}, but the context holds only {self._context:,}"
+            )
 
     def _messages(self, prompt: Sequence[Part]) -> list[PromptMessage]:
         """The messages of a prompt. Raises InvalidPrompt for an answer to be continued, because servers treat it
@@ -335,9 +338,9 @@ class TextOnly(Generic[S]):
                 f"have {sampling.max_tokens:,}, but the context holds {self._context:,}"
             )
         text = "".join(part.text for part in prompt)
-        # Bytes of UTF-8, since a token has about as many of them in every language.
+        # Counted in bytes of UTF-8, since a token has about as many bytes in every language.
         num_bytes = len(_RUN.sub(r"\1\1\1", text).encode("utf-8", "surrogatepass"))
-        # The sample is ASCII, so its letters are bytes.
+        # The sample is ASCII, so its letters per token are also bytes per token.
         expected = num_bytes / (self._neighbours_bytes_per_token or self._letters_per_token)
         is_cut = 0 < prompt_tokens < expected * _CUT
         if 0 <= prompt_tokens - self._context // 2 <= _KEPT:

@@ -6,12 +6,12 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-# Relative tolerance. A file's float32 and a power in float32 change a frequency by up to 2e-6, and a GPU's fast sine by
-# ten times that. YaRN's ramp, truncated or not, changes frequencies by percents, and any other setting by more.
+# Relative tolerance for comparing frequencies. Rounding to float32 changes a frequency by up to 2e-6, and a GPU's fast
+# sine by ten times that. Truncating YaRN's ramp changes frequencies by percents, and any other setting by more.
 TOLERANCE = 1e-4
-# Digits of a frequency in a family's name, where no tolerance is possible. Two configurations of one model always
-# differ by more in some frequency. In about one of a thousand models, two engines' roundings give different digits, and
-# the transfer is refused.
+# Digits of a frequency in a family's name. Names must be equal, so no tolerance is possible. Two configurations of one
+# model always differ by more in some frequency. In about one of a thousand models, two engines round to different
+# digits. Then the transfer is refused.
 _NAMED_DIGITS = 3
 
 
@@ -21,7 +21,7 @@ class Rope:
 
     frequencies: tuple[float, ...]
     scale: float = 1.0  # factor on the rotated numbers: YaRN's attention factor (mscale)
-    base: float = 0.0  # as the model states it, for messages about a difference; 0: measured and not stated
+    base: float = 0.0  # the base that the model states, for messages about a difference; 0: measured, not stated
 
     def __str__(self) -> str:
         pairs = len(self.frequencies)

@@ -38,7 +38,7 @@ WIDTH = 16
 VERSION = 1  # sketches of different versions are never compared
 _MAX_BYTES = 4 << 20  # 1,024 layers take 2.2 MiB
 
-# From fine to coarse: the tolerance for the first layer, and for later layers.
+# For each rounding, from fine to coarse: the tolerance for the first layer, and the tolerance for later layers.
 TOLERANCES = {
     "f32": (1e-4, 1e-3),
     "f16": (2e-3, 7e-3),
@@ -47,7 +47,7 @@ TOLERANCES = {
     "q4": (0.4, 1.3),
 }
 _ROUNDINGS = tuple(TOLERANCES)
-# One position in this many may differ by more: where two experts are nearly tied, rounding may choose the other one.
+# One position in this many may differ by more. Where two experts are nearly tied, rounding may choose the other one.
 _POSITIONS_PER_OUTLIER = 8
 
 
@@ -204,7 +204,8 @@ def _place(layout: KVLayout, row: int, position: int, part: int) -> str:
 def _coarsest(left: Sketch, right: Sketch) -> str:
     """The coarsest rounding involved in either KV cache."""
     roundings = {left.rounding, right.rounding}
-    if left.weights == right.weights:  # rounded the same way; only kernels may still round activations, to 8 bits
+    # The same weights are rounded in the same way. Only kernels may still round activations, to 8 bits.
+    if left.weights == right.weights:
         roundings = {min(rounding, "q8", key=_ROUNDINGS.index) for rounding in roundings}
     return max(roundings | {left.layout.dtype, right.layout.dtype}, key=_ROUNDINGS.index)
 
@@ -241,7 +242,7 @@ def _likely_cause(distances: Array, norms: Array, places: Sequence[int], toleran
     first = int(np.argmax(off.any(axis=0)))
     outliers = len(places) // _POSITIONS_PER_OUTLIER
     if off[1].sum() <= outliers and (norms[0] > tolerance).sum() <= outliers:
-        # Keys are rotated differently but keep their length.
+        # A different rotation changes a key's direction, but not its length.
         if places[0]:
             return "of RoPE's base or scaling, or of interleaved pairs: only the direction of keys differs"
         if not first:
@@ -273,7 +274,7 @@ class Sketches:
 
     def __init__(self, sketch: Sketch | None = None, store: SketchStore | None = None) -> None:
         self.name = sketch.name if sketch else ""
-        self.refusals: dict[str, str] = {}  # why, in one sentence, by the name of the sketch
+        self.refusals: dict[str, str] = {}  # why each sketch is refused, in one sentence, by the sketch's name
         self._sketch = sketch
         self._store = store
         self._agreements = {self.name: SketchAgreement("")}
@@ -294,7 +295,7 @@ class Sketches:
                 return SketchAgreement("the sketch of its producer is not in the store, so nothing was compared")
             try:
                 self._agreements[name] = compare(self._sketch, read_sketch(body, name))
-            except KVTransferFailed as error:  # the stored bytes may be replaced later
+            except KVTransferFailed as error:  # not remembered, because the stored bytes may be replaced later
                 return SketchAgreement(str(error))
             if self._agreements[name].problem:
                 self.refusals[name] = self._agreements[name].problem

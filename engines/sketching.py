@@ -39,7 +39,7 @@ def sketch_of(engine: PrefillEngine) -> Sketch | None:
         body = note.read_bytes()
         return read_sketch(body, sketch_name(body))
     except (OSError, KVTransferFailed):
-        pass  # the first time, or a damaged file
+        pass  # no sketch is stored yet, or its file is damaged
     sketch = fresh_sketch(engine, info.layout)
     write_note(note, sketch.body)
     return sketch
@@ -54,7 +54,7 @@ def fresh_sketch(engine: PrefillEngine, layout: KVLayout) -> Sketch:
 
 
 def _num_tokens(info: EngineInfo) -> int:
-    return min(TOKENS, info.context) - 1  # the last token is left to the decoder
+    return min(TOKENS, info.context) - 1  # the decoder computes the last token
 
 
 def compute_numbers(engine: PrefillEngine, layout: KVLayout, ids: Sequence[int]) -> Array:

@@ -16,8 +16,9 @@ from typing import Any
 from jinja2 import Template, TemplateError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-_LONGEST = 1 << 20  # characters that a template may put around nearly empty messages
-# Templates refuse some of these conversations; what they do print must stay within the limits.
+_LONGEST = 1 << 20  # most characters that a template may put around nearly empty messages
+
+# Conversations on which each template is tried. A template may refuse some; what it prints must stay within the limits.
 _CONVERSATIONS = (
     ("user",),
     ("system", "user"),
@@ -61,7 +62,7 @@ def require_bounded(text: str, tokens: tuple[tuple[str, str], ...], name: str) -
     except subprocess.SubprocessError as error:
         raise ConfigError(
             f"the chat template of {name} takes more than {TEMPLATE_S} s or {MAX_TEMPLATE_MEMORY_BYTES >> 20} MiB to "
-            f"print a conversation ({error}): use another model's, or fix it"
+            f"print a conversation ({error}): use another template, or fix this one"
         ) from None
 
 

@@ -16,8 +16,9 @@ MEND_ROPE = (
 )
 _NOTE_CHARS = 250  # a registration's notes hold 1,024 bytes, and a reason may quote long text
 _BUILD_CHARS = 60  # a registration's build holds 255 bytes
-# Conversations on which templates differ: how they begin, print or refuse a system message, close an answer, and open
-# the next.
+
+# Conversations on which templates differ: in how they begin, print or refuse a system message, close an answer, and
+# open the next one.
 _CONVERSATIONS = (
     (Part("user", "Why?"),),
     (Part("system", "Be brief."), Part("user", "Why?")),

@@ -32,7 +32,7 @@ def make_app(gateway: Gateway) -> FastAPI:
     ]
     app = FastAPI(
         title="Kvasir",
-        description="OpenAI's and Ollama's APIs in front of Kvasir's queues.",
+        description="Kvasir answers requests in the form of OpenAI's and Ollama's APIs.",
         openapi_url=None,
         redoc_url=None,
         routes=routes,
@@ -107,7 +107,8 @@ async def _on_http_error(request: Request, error: HTTPException) -> Response:
     path = request.url.path
     if isinstance(error.__cause__, KvasirError):
         return await _on_error(request, error.__cause__)
-    if isinstance(error.__cause__, ValueError | RecursionError):  # FastAPI reports only JSONDecodeError as invalid JSON
+    # FastAPI recognizes only JSONDecodeError as invalid JSON. Too deep nesting, for example, raises another error.
+    if isinstance(error.__cause__, ValueError | RecursionError):
         return of_unread(error.__cause__).response(path)
     message = str(error.detail)
     if error.status_code == 404:

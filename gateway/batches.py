@@ -36,11 +36,11 @@ from producers.client import Client
 log = logging.getLogger(__name__)
 
 WINDOW_S = 24 * 3600.0
-_LATE_S = 30.0  # a worker that holds an expired job gets this long to report it first
+_LATE_S = 30.0  # after a batch's deadline, time for workers to report their expired jobs
 _RETRY_S = 10.0
-_PROBLEMS = 20  # number of problems shown for a file that has no usable line
-_TURN_S = 0.005  # time spent on reading lines before the next batch gets its turn
-_reader = ThreadPoolExecutor(1, "lines")  # with several threads, the event loop would wait too long for the GIL
+_PROBLEMS = 20  # most problems shown for a file without a usable line
+_TURN_S = 0.005  # after reading lines for this long, the reader turns to the next batch
+_reader = ThreadPoolExecutor(1, "lines")  # one thread: with more, the event loop waits too long for the GIL
 
 Status = Literal["validating", "failed", "in_progress", "finalizing", "completed", "expired", "cancelling", "cancelled"]
 _FINAL_STATUSES = ("failed", "completed", "expired", "cancelled")
@@ -63,7 +63,7 @@ class StoredBatch:
     metadata: Mapping[str, str]
     models: Mapping[str, Defaults]
     status: Status = "validating"
-    since: Mapping[str, int] = field(default_factory=dict)  # when each status after the first began
+    since: Mapping[str, int] = field(default_factory=dict)  # status -> when it began; the first status is left out
     total: int = 0
     completed: int = 0
     failed: int = 0
@@ -71,7 +71,7 @@ class StoredBatch:
     error_file_id: str = ""
     errors: tuple[str, ...] = ()
     endpoint: str = prompt_lines.CHAT
-    output_expires_s: int = 0  # its output files are deleted this long after they were made; 0: never
+    output_expires_s: int = 0  # seconds until an output file is deleted; 0: never deleted
 
     @property
     def expires(self) -> float:
@@ -178,7 +178,10 @@ class Batches:
             for batch in self._batches.values():
                 if batch.input_file_id == name and batch.owner == owner and not batch.is_over:
                     raise ApiError(
-                        409, f"{batch.id} reads it: cancel that batch, or wait until it is over", "id", "file_in_use"
+                        409,
+                        f"{batch.id} still reads this file: cancel that batch, or wait for its end",
+                        "id",
+                        "file_in_use",
                     )
             self.files.delete(name, owner)
 

@@ -72,7 +72,7 @@ async def upload(request: Request, gateway: ThisGateway) -> dict[str, Any]:
                 )
             )
     except TimeoutError:
-        raise ApiError(408, f"the file took longer than {UPLOAD_S:g} s") from None
+        raise ApiError(408, f"the upload took longer than {UPLOAD_S:g} s: send a smaller file") from None
     except ClientDisconnect:
         raise ApiError(499, "the client has left") from None
 
@@ -179,7 +179,9 @@ def _page(objects: Sequence[dict[str, Any]], cursor: str, limit: int) -> dict[st
     """Return the page after `cursor`. Raises ApiError if no object has that id."""
     ids = [entry["id"] for entry in objects]
     if cursor and cursor not in ids:
-        raise ApiError(400, f"there is no {cursor!r:.80}, so there is no page after it", "after", "invalid_value")
+        raise ApiError(
+            400, f"no entry has the id {cursor!r:.80}: take the id from an earlier page", "after", "invalid_value"
+        )
     start = ids.index(cursor) + 1 if cursor else 0
     page = objects[start : start + limit]
     return {

@@ -50,5 +50,5 @@ class AnswerText:
     def rest(self, text: str) -> str:
         """Return the part of the finished answer that was not passed on yet. Raises AnswerDiverged."""
         if not text.startswith(self.sent_text):
-            raise AnswerDiverged("the job was decoded again, and the new answer does not continue this one")
+            raise AnswerDiverged("the job was decoded again, and the new answer differs from the text already sent")
         return text[len(self.sent_text) :]

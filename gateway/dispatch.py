@@ -57,7 +57,7 @@ class Run:
     batch_id: str = field(default_factory=lambda: f"gateway-{secrets.token_hex(8)}")
     job_id: str = ""
     events: asyncio.Queue[RunEvent] = field(default_factory=asyncio.Queue)
-    is_abandoned: bool = False  # the caller no longer waits for it
+    is_abandoned: bool = False  # True if the caller no longer waits for the answer
 
     def tell(self, event: RunEvent) -> None:
         """From any thread."""

@@ -30,10 +30,10 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-MAX_WAITING = 1000  # the queue length from which a model takes no further jobs
-STOP_S = 10.0  # time that streams get to end after the gateway was told to stop
+MAX_WAITING = 1000  # with this many jobs in its queue, a model takes no further job
+STOP_S = 10.0  # when the gateway must stop, its streams have this long to end
 DEADLINE_S: Mapping[Lane, float] = {"now": 600.0, "bulk": 3600.0}
-_BEYOND_DEADLINE_S = 5.0  # a worker that holds the job gets this long to report that its deadline has passed
+_BEYOND_DEADLINE_S = 5.0  # after a job's deadline, time for a worker to report the expired job
 _FRESH_S = 1.0
 _CLIENT_LEFT = "the client has left"
 
@@ -47,7 +47,7 @@ class Gateway:
     dispatch: Dispatcher
     keys: KeyRing
     batches: Batches
-    objects: Objects = "closed"  # how to read a schema's objects that don't set `additionalProperties`
+    objects: Objects = "closed"  # how to treat object schemas without `additionalProperties`
     host_names: Collection[str] = ()  # names of this machine, in addition to localhost
     figures: GatewayMetrics = field(init=False)
     started_at: float = field(default_factory=time.time)
@@ -100,7 +100,9 @@ class Gateway:
             raise ApiError(503, f"no worker serves {model} now", "model", "no_worker", RETRY_S)
         queue_depth = await self._look((model, lane), lambda: self._queue_depth(model, lane))
         if queue_depth >= MAX_WAITING:
-            raise ApiError(429, f"{queue_depth:,} jobs wait for {model} already", "model", "queue_full", RETRY_S)
+            raise ApiError(
+                429, f"{queue_depth:,} jobs already wait for {model}: try again later", "model", "queue_full", RETRY_S
+            )
         return PromptRequest(model, prompt, sampling, lane, stream, tag_of(key), DEADLINE_S[lane])
 
     async def result(self, ask: PromptRequest, request: Request) -> JobResult:
@@ -238,7 +240,7 @@ async def _gateway_of(request: Request) -> Gateway:
     return cast(Gateway, request.app.state.gateway)
 
 
-# FastAPI passes a route the gateway that received the request through this type.
+# A parameter of this type gets the gateway that received the request.
 ThisGateway = Annotated[Gateway, Depends(_gateway_of)]
 
 

@@ -71,7 +71,7 @@ class Guard:
         except (ApiError, TimeoutError) as error:
             refusal = error if isinstance(error, ApiError) else ApiError(408, f"the body took longer than {BODY_S:g} s")
             return await refusal.response(scope["path"])(scope, receive, send)
-        if body:  # curl sends JSON with the type of a form by default, and Ollama's own examples don't set another type
+        if body:  # curl labels JSON as a form by default, and Ollama's own examples don't change that
             other_headers = [pair for pair in scope["headers"] if pair[0] != b"content-type"]
             scope["headers"] = [*other_headers, (b"content-type", b"application/json")]
         await self._app(scope, _replay_body(body, receive), send)

@@ -126,7 +126,7 @@ class KeyRing:
     def __init__(self, path: Path) -> None:
         """Raises ConfigError if the file exists and can't be used."""
         keys = read_keys(path)
-        # fixed while this gateway runs: deleting the file must not open it to everybody
+        # Read only once: deleting the key file must not open a running gateway to everybody.
         self.is_required = keys is not None
         self._path = path
         self._keys = keys or []

@@ -225,7 +225,7 @@ async def _respond(
     if ask.stream:
         lines = _lines(gateway.answer(ask, request), body.model, words)
         response: Response = await stream_response(lines, _error_line, _LINES)
-    else:  # Ollama sends a call's arguments as an object, so even a stream gets them in one piece
+    else:  # Ollama sends a tool call's arguments as one object, even in a stream
         result = await gateway.result(ask, request)
         whole = _last(body.model, result, _call_or_text(result.text, words, function))
         response = Response(_line(whole), media_type=_LINES if body.stream else "application/json")

@@ -61,5 +61,5 @@ def _require_room(counts: Counter[str], key: str, bounds: tuple[int, int], words
     for number, most in zip((counts[key], counts.total()), bounds, strict=True):
         if number > most:
             raise ApiError(
-                429, f"{most:,} {words} are under way already: try again later", code="too_many_requests", retry_s=1
+                429, f"{most:,} {words} are already under way: try again later", code="too_many_requests", retry_s=1
             )

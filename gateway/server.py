@@ -34,7 +34,7 @@ from producers.client import Client
 log = logging.getLogger(__name__)
 
 HEADERS_S = 30.0  # time within which a client must send a request's headers
-TAKE_S = 60.0  # time within which a client must receive what was written to it
+TAKE_S = 60.0  # time within which a client must read what the gateway sent
 _IDLE_S = 30
 
 
@@ -106,7 +106,7 @@ class TimedConnection(H11Protocol):
         guests = [each for each in self.connections if isinstance(each, TimedConnection) and each.is_guest]
         if len(guests) > MAX_GUESTS:
             min(guests, key=lambda guest: guest._made_at).transport.abort()
-        # so that `pause_writing` is called from the first byte that the client doesn't take
+        # 0: `pause_writing` is called at the first byte that the client doesn't read
         transport.set_write_buffer_limits(high=0)
         self._begin("headers", HEADERS_S)
 

@@ -13,12 +13,12 @@ from collections.abc import Iterable, Sequence
 from messages.lines import with_plain_breaks
 
 _STARTS = r"[=+\-@＝＋－＠]"
-# Spreadsheets skip these characters or don't show them.
+# Spreadsheets ignore these characters, or do not display them.
 _INVISIBLE = "[\x00-\x08\x0e-\x1f\u00ad\u061c\u180e\u200b-\u200f\u202a-\u202e\u2060-\u206f\ufe00-\ufe0f\ufeff]"
 _BLANKS = rf'[^\S\t\r\n"]|{_INVISIBLE}'
-# At the beginning of a text, and after any character where a spreadsheet may split cells.
+# A formula's start at the beginning of a text, or after a character at which a spreadsheet may split cells.
 _OUTER = re.compile(rf"(\A(?='*[\t\r\n])|(?:\A|[;,\t\r\n\"])(?='*(?:{_BLANKS})*{_STARTS}))('*)")
-# After a blank, where the rest could be a formula. The minus in "7 - 2" and the number in "by -2" could not.
+# A formula's start after a space. The minus in "7 - 2" and the number in "by -2" can't start a formula.
 _INNER = re.compile(
     rf"( (?='*(?:[^\S \t\r\n]|{_INVISIBLE})*{_STARTS}\S)(?!'*[+-]\d{{1,15}}(?:[.,]\d{{1,15}})?(?:\s|\Z)))('*)"
 )

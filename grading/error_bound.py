@@ -21,8 +21,10 @@ from messages.errors import UsageError
 CONFIDENCE = 0.9
 SIZES = (15, 30, 60)
 MAX_THRESHOLDS = 5
-SIGNIFICANCE_LEVEL = 0.01  # two groups count as different if the p-value is below this
-_ROUNDING = 1e-9  # tolerance for rounding errors in a probability; within it, the looser bound is used
+# Two groups count as different if their p-value is below this.
+SIGNIFICANCE_LEVEL = 0.01
+# Two probabilities that differ by less than this may differ only by rounding. The looser bound is then used.
+_ROUNDING = 1e-9
 
 
 class BoundError(UsageError):
@@ -53,8 +55,8 @@ def _spread(grade: Grade) -> float:
     return round(float(max(spreads, default=0)), 6)
 
 
-# Only one threshold by default: grades with a reason for review are exported blank anyway, and each further threshold
-# makes every bound looser.
+# By default there is only one threshold, because each further one makes all bounds looser. Grades above it have a
+# reason for review, and an export leaves them blank anyway.
 SIGNALS: Mapping[str, Signal] = MappingProxyType(
     {
         "reasons": Signal("reasons why a person must look", (0.0,), lambda grade: float(len(grade.doubts))),
@@ -107,7 +109,9 @@ class SamplingUnit:
     """One submission of the class from which the sample was drawn."""
 
     doubt: float
-    off: bool | None = None  # whether the hand grade differs by more than the tolerance; None: not graded by hand
+    # Whether the hand grade differs from the model's by more than the tolerance. None means that there is no hand
+    # grade.
+    off: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,9 +120,9 @@ class Release:
 
     threshold: float
     released: int  # number of grades, including those graded by hand
-    sampled: int  # how many of these were graded by hand
-    off: int  # how many of the hand-graded ones differ by more than the tolerance
-    at_most: float  # bound on the share of unseen grades that are off, from 0 to 1
+    sampled: int  # number of these grades that a person graded by hand
+    off: int  # number of hand-graded grades that differ by more than the tolerance
+    at_most: float  # upper bound of the share of unseen grades that are off, from 0 to 1
 
     @property
     def unseen_count(self) -> int:
@@ -220,9 +224,12 @@ class PointComparison:
     title: str
     compared: int
     same: int
-    kappa: float | None  # with quadratic weights; None if both gave everybody the same points, or nobody was compared
-    bias: float  # The person's points minus the model's, on average.
-    # Confidence interval of the bias (Student's t); None if the differences don't vary.
+    # Computed with quadratic weights. None if the person and the model both gave the same points to everybody, or if
+    # there are no pairs.
+    kappa: float | None
+    # Average of the person's points minus the model's.
+    bias: float
+    # The confidence interval of the bias, after Student's t. None if all differences are equal.
     interval: tuple[float, float] | None
     largest: float  # largest absolute difference
 

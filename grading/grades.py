@@ -26,7 +26,8 @@ from grading.rubric.rubric import Aspect, Rubric
 from grading.submissions.lms_names import same_student
 from messages.jobs import JobResult, QuestionAnswer
 
-_WHOSE = "whose is it?"  # begins a remark about an open question on whose a submission is
+# Begins a remark that asks who handed in the submission.
+_WHOSE = "whose is it?"
 
 
 def open_questions(grade: Grade) -> list[str]:
@@ -88,7 +89,8 @@ def _as_before(
 
     `unchanged_remark` is used if its versions are the current ones.
     """
-    # An older grade records no versions. It was graded with those of its class, unless a remark says otherwise.
+    # Grades of earlier releases do not record their versions. Such a grade has the versions of its class, unless a
+    # remark says otherwise.
     versions = old.versions or ({} if EARLIER_REMARK in old.remarks else of_class)
     remark = unchanged_remark if versions == now else EARLIER_REMARK
     other_remarks = [old_remark for old_remark in old.remarks if old_remark not in (KEPT_REMARK, EARLIER_REMARK)]

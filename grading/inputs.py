@@ -33,7 +33,7 @@ from producers.storage.shapes import from_json, parse_as
 
 FOLDER = "inputs"
 EXAMPLES_OF_A_CRITERION = 4
-_CONTEXT_SHARE = 0.25  # largest share of the smallest context that all examples together may take
+_CONTEXT_SHARE = 0.25  # share of the smallest model's context that all examples together may take
 _Graded = Mapping[str, Mapping[str, Points]]  # points by submission and criterion
 _READERS: dict[str, Callable[[Path], Any]] = {
     "rubric": load_rubric,
@@ -135,13 +135,13 @@ def read_examples(
     try:
         kept_set = parse_as(ExampleSet, from_json(content(kept_file)), "the examples") if kept_file else None
     except ValueError as error:
-        raise BatchError(f"{kept_file} can't be read ({error}): restore it") from None
+        raise BatchError(f"{kept_file} can't be read ({error}): restore the file") from None
     if isinstance(kept_set, ExampleSet) and (request.selection.from_manifest or kept_set.source == source):
         return kept_set
     ids = [criterion.id for criterion in rubric.criteria]
     by_hand = in_class(read_hand_grades(data, str(request.examples)), [work.name for work in submissions], ids)
     points: dict[str, dict[str, Points]] = {}
-    # if several people graded the same work, the first one's points count
+    # If several people graded the same work, the points of the first person by name count.
     for (name, id, _), given_points in sorted(by_hand.items(), reverse=True):
         points.setdefault(name, {})[id] = given_points
     works = {
@@ -155,8 +155,8 @@ def read_examples(
     chosen = _choose(works, {name: points[name] for name in works}, rubric, room)
     if not chosen:
         raise SubmissionError(
-            f"no work in {request.examples} can be an example: it takes at least two submissions with points "
-            "for each criterion, nothing doubtful about them, not in a bound's sample, and short enough for "
+            f"no work in {request.examples} can be an example. At least two submissions must have points "
+            "for each criterion, have no doubts, not be in a bound's sample, and be short enough for "
             "the model"
         )
     fence = fence_for(secret, "\n".join(["graded examples", *(text_of(works[name]) for name in chosen)]))
@@ -182,7 +182,7 @@ def _choose(works: Mapping[str, Submission], graded: _Graded, rubric: Rubric, ro
 
 def _beside_boundaries(criterion: Criterion, graded: _Graded, sizes: Mapping[str, int]) -> list[str]:
     longest_first = sorted(graded, key=lambda name: -sizes[name])
-    # later, shorter work replaces earlier work with the same points
+    # A later entry replaces an earlier one with the same points, so the shortest work stays.
     shortest = {graded[name][criterion.id]: name for name in longest_first}
     boundaries = sorted(
         itertools.pairwise(sorted(shortest)), key=lambda pair: abs(sum(pair) - criterion.points - criterion.minimum)

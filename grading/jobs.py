@@ -35,10 +35,11 @@ from messages.jobs import (
 from producers.batch.batch import BatchEntry
 from producers.words import join_with_and, plural
 
-# At temperature 0, several answers to one prompt would all be the same.
+# Temperature 0 would make all answers to one prompt the same.
 SAMPLES_TEMPERATURE = 0.3
 _KEY_DIGITS = 12
-_HEADING_TOKENS = 36  # tokens of the heading of one part, including the fence
+# Tokens that the heading of one part takes, including its part of the fence.
+_HEADING_TOKENS = 36
 _ROOM_STEP = 1_024  # tokens
 
 
@@ -46,9 +47,9 @@ _ROOM_STEP = 1_024  # tokens
 class Task:
     """A job that grades one aspect of one submission. A job without questions asks for all criteria at once."""
 
-    job: PrefillJob  # as far as it is known before it is published
+    job: PrefillJob  # the job with the fields that are known before publishing
     aspect: Aspect
-    # All questions of the job, by key as in `BatchEntry`. None means that the answer is no longer of use.
+    # All questions of the job, by key as in `BatchEntry`. None stands for a question whose answer is no longer used.
     questions_by_key: Mapping[str, Question | None]
 
     def question_answers(
@@ -80,7 +81,7 @@ class Item:
     item_id: str
     findings: tuple[CheckFinding, ...] = ()
     fence: str = ""
-    copy_reason: str = ""  # why the work looks like a copy of the solution
+    copy_reason: str = ""  # why the work may be a copy of the solution; "" if it does not look like one
     owner: Owner = UNKNOWN_OWNER
 
 
@@ -93,10 +94,13 @@ class Assignment:
     items: tuple[Item, ...]
     solution: Submission | None = None
     template: Submission | None = None
-    given_passages: tuple[str, ...] = ()  # text that the class was given to start from
-    selected_ids: frozenset[str] = frozenset()  # item ids of the submissions that are being graded now
-    input_data: Mapping[str, bytes] = field(default_factory=dict)  # the files of rubric, solution, template
-    changed_files: tuple[Path, ...] = ()  # files named by the user that differ from the batch's copy
+    # Text that the students were given before they began.
+    given_passages: tuple[str, ...] = ()
+    # Item ids of the submissions that this run grades.
+    selected_ids: frozenset[str] = frozenset()
+    # Contents of the files of rubric, solution and template.
+    input_data: Mapping[str, bytes] = field(default_factory=dict)
+    changed_files: tuple[Path, ...] = ()  # files that the user named and that differ from the batch's copies
     work_digests: Mapping[str, str] = field(default_factory=dict)  # digests of all submissions' files, by name
     examples: ExampleSet | None = None
 
@@ -191,7 +195,7 @@ class PromptMaker:
         self._aspects = [aspect for aspect in ASPECTS if assignment.rubric.for_model(aspect)]
         if missing_aspects := [aspect for aspect in self._aspects if aspect not in assignment.request.models]:
             raise ConfigError(
-                f"the rubric needs a {missing_aspects[0]} model, and this batch names none: run kvasir grade again"
+                f"the rubric needs a {missing_aspects[0]} model, but this batch names none: run kvasir grade again"
             )
         self._questions = {aspect: self._named_questions(aspect) for aspect in self._aspects if not self._asks_together}
         self._samplings = {aspect: self._longest_sampling(aspect) for aspect in self._aspects}
@@ -298,14 +302,14 @@ class PromptMaker:
         """Cut the submission to the room that the models have, or to the requested size."""
         cap = self._assignment.request.max_submission_tokens
         if cap is None:
-            # The prompts of earlier releases did not say which cells were given.
+            # Prompts of earlier releases did not mark given cells, so none is marked here.
             parts = tuple(replace(part, is_given_cell=False) for part in submission.parts)
             return truncate(replace(submission, parts=parts), self._earlier_limits(), count)
-        # Rounded down to a step: otherwise one more sentence in the rubric would change where a long submission is cut,
-        # and every question about it would be asked again.
+        # Rounding down keeps the room the same after a small change of the rubric. Otherwise one more sentence would
+        # move the cut in long submissions, and all questions about them would be asked again.
         room = self._space - self._space % _ROOM_STEP if self._space > 4 * _ROOM_STEP else self._space
-        # Headings take room in the prompt too. If there are thousands of parts, most are left out with their headings,
-        # so at most half of the room is kept for headings.
+        # Headings take room in the prompt too. At most half of the room is kept for them: with thousands of parts, most
+        # parts are cut together with their headings.
         space = max(room - _HEADING_TOKENS * len(submission.parts), room // 2)
         total = min(space, cap or space)
         sizes = count_parts(submission, count)
@@ -341,7 +345,7 @@ class PromptMaker:
             examples=assignment.examples,
         )
         question_texts = [question.suffix[0].text for question in self._questions.get(aspect, {}).values()]
-        # room for the headings of parts, remarks on cuts, and the chat template
+        # This margin is for the headings of parts, the remarks about cuts, and the chat template.
         margin = 256 + model.context // 16
         fixed_tokens = estimate_tokens(
             prompt_text(bare) + max(question_texts, key=len, default=""), model.letters_per_token
@@ -349,15 +353,15 @@ class PromptMaker:
         space = model.context - self._samplings[aspect].max_tokens - fixed_tokens - margin
         if space < 128:
             raise ConfigError(
-                f"model {model.name!r} has a context of {model.context:,} tokens, but rubric, solution and "
-                f"template take about {fixed_tokens:,} and the answer up to "
-                f"{self._samplings[aspect].max_tokens:,}, which leaves no room for a submission: use a model "
+                f"model {model.name!r} has no room for a submission. Its context is {model.context:,} tokens. "
+                f"Rubric, solution and template take about {fixed_tokens:,} and the answer up to "
+                f"{self._samplings[aspect].max_tokens:,}. Use a model "
                 "with a larger context, or a shorter solution or template"
             )
         return space
 
 
-# --- what a regrade asks, told before it is run
+# --- the cost of a regrade, before it runs
 
 
 @dataclass(frozen=True, slots=True)
@@ -367,15 +371,18 @@ class Cost:
     Token counts are estimates: those of prompts, and of answers at their greatest length.
     """
 
-    asked: tuple[str, ...]  # criteria and other topics that are asked again; everything, if jobs have no questions
+    # Ids of the criteria, and names of other topics, about which the regrade asks again. For jobs without questions
+    # this is everything.
+    asked: tuple[str, ...]
     removed: tuple[str, ...]  # criteria
     submissions: int
     jobs: int
     questions: int
     prompt_tokens: int
     answer_tokens: int
-    all_answer_tokens: int  # tokens if every question about the whole class were asked
-    answered: int = 0  # further jobs that an unfinished round has already answered
+    # Tokens of all answers if every question about the whole class were asked.
+    all_answer_tokens: int
+    answered: int = 0  # number of other jobs, which an unfinished round has answered already
 
     @property
     def is_fully_answered(self) -> bool:

@@ -6,15 +6,15 @@ import unicodedata
 from functools import lru_cache
 from urllib.parse import unquote
 
-# Possessive quantifiers are avoided: before Python 3.11.5 (as in Debian 12) some of their matches end too early.
+# Possessive quantifiers are not used. Before Python 3.11.5 (as in Debian 12), some of their matches end too early.
 _LETTER = r"[^\W\d_]"
-# Combining accents and vowel signs, soft hyphens and joiners. Inside a word they don't end it.
+# Combining accents, vowel signs, soft hyphens and joiners. A word goes on after them.
 _MARKS = (
     r"[\u00ad\u0300-\u036f\u0591-\u05c7\u064b-\u065f\u0670\u0900-\u0903\u093a-\u094f\u0962\u0963\u0981-\u0983\u09bc-\u09cd"
     r"\u0a3c-\u0a4d\u0abc-\u0acd\u0b3c-\u0b4d\u0bbe-\u0bcd\u0c3e-\u0c4d\u0cbc-\u0ccd\u0d3e-\u0d4d\u0e31-\u0e3a\u0e47-\u0e4e"
     r"\u200c\u200d\u3099\u309a]"
 )
-# A non-ASCII letter as JSON, Python, HTML, URLs and LaTeX escape it.
+# An escaped non-ASCII letter, as in JSON, Python, HTML, URLs and LaTeX.
 _ESCAPED_LETTER = (
     r"(?:\\{1,2}u(?!00[0-9abAB]|20|3000|feff|FEFF)[0-9a-fA-F]{4}|\\x[c-fC-F][0-9a-fA-F]"
     r"|&[A-Za-z]{1,2}(?:acute|grave|uml|circ|tilde|cedil|ring|slash|caron|lig);|&#(?:x(?!a0;|A0;|20)[0-9a-fA-F]{2,5}|(?!160;|8[12]..;)\d{3,5});"
@@ -23,8 +23,8 @@ _ESCAPED_LETTER = (
 _LATEX = rf"(?<={_LETTER})\{{?\\[\"'`^~]\{{?\\?[A-Za-z]\}}{{0,2}}"
 WORD = re.compile(rf"(?:{_LETTER}|{_ESCAPED_LETTER})(?:{_LETTER}|{_MARKS}|{_ESCAPED_LETTER}|{_LATEX})*")
 _SPACE = r"[\s\u00ad\u200b-\u200f\u2060\ufeff]"
-# Markup that is shown as white space, or not at all. In "by\nAda", where JSON and Python escape a line break, the n
-# does not belong to the name; in C:\Users\nina it does.
+# Markup that a reader sees as white space, or does not see. JSON and Python escape a line break as in "by\nAda", so the
+# n is not part of the name. In C:\Users\nina it is.
 _MARKUP = re.compile(
     r"</?(?i:[biuaspq]|em|strong|br|hr|span|div|font|t[dhrt]|li|code|small|big|su[bp]|center|h\d)(?:\s[^<>\n]{0,80})?/?>"
     r"|&(?:nbsp|ensp|emsp|thinsp|amp|quot|apos|\#0*39|\#x27|\#0*160|\#x0*[aA]0|\#8\d{3});|%20|%[cC]2%[aA]0"
@@ -33,7 +33,7 @@ _MARKUP = re.compile(
 _MARK = r"""[,._'’‘`´"“”\-‐‑–—~*+·・|;:/\\#>()\[\]{}%]"""
 _LABEL = r"\b(?:(?:first|last|given|family|sur|middle|fore)?[ _-]?name|given|family|first|last)\b"
 _BETWEEN = rf"(?:{_SPACE}|{_MARK}|(?i:{_LABEL})){{0,40}}"
-# What may stand between two words of a name, including a middle initial or a middle name.
+# Text that may stand between two words of a name: blanks, marks, a label, a middle initial or a middle name.
 GAP = re.compile(rf"{_BETWEEN}(?:{_LETTER}\.?{_BETWEEN})?|[ \u00a0][^\W\d_a-z][\w'’-]{{1,15}}[ \u00a0]")
 NARROW = re.compile(rf"(?:{_SPACE}|[*_~`\\#>'’-]){{1,40}}|,{_SPACE}{{0,2}}")
 GAP_CHARS = 48
@@ -41,10 +41,11 @@ GAP_CHARS = 48
 _CJK_LETTER = r"[\u3005\u3040-\u30fa\u30fc-\u30ff\u3400-\u9fff\uac00-\ud7af]"
 CJK = re.compile(rf"{_CJK_LETTER}(?:[ \u00a0\u3000·・]?{_CJK_LETTER})+")
 
+# Unicode does not decompose these letters into a base letter and an accent.
 _LIKE = str.maketrans(
     {"ø": "o", "Ø": "O", "ł": "l", "Ł": "L", "đ": "d", "Đ": "D", "ð": "d", "Ð": "D", "þ": "th", "Þ": "Th"}
     | {"æ": "ae", "Æ": "Ae", "œ": "oe", "Œ": "Oe", "ı": "i", "ħ": "h", "ə": "e"}
-)  # letters that Unicode does not decompose into a base letter and an accent
+)
 _DIGRAPH = re.compile("(?<=[aou])e")
 PARTICLES = frozenset("al bin da das de del den der di dos du e el ibn la le ter van von y zu".split())  # noqa: SIM905
 

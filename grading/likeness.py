@@ -23,13 +23,15 @@ from grading.quotes import quoted_lines
 from grading.rubric.rubric import Points
 from grading.submissions.submission import Submission
 
-# Up to 0.375, deciding on each group by one of its answers changes points by at most 2 % of full points in both
-# languages of SAF. This value is one step lower.
+# If a person decides on a group by one of its answers, the points change by at most 2 % of full points. This was
+# measured in both languages of SAF for distances up to 0.375. The value here is one step smaller.
 MAX_DISTANCE = 0.35
-_LENGTH_WEIGHT = 0.2  # a longer answer may be right where its beginning without the rest is not, so lengths count too
-_CONTEXT_LINES = 12  # lines shown before and after the quote
+# The difference in length is part of the distance: a long answer may be right although its beginning alone would be
+# wrong.
+_LENGTH_WEIGHT = 0.2
+_CONTEXT_LINES = 12  # number of lines shown before and after the quote
 _MOST_CHARS = 4_000  # of a passage
-_MOST_TEXTS = 2_000  # the distances of this many texts take 32 MB
+_MOST_TEXTS = 2_000  # the distances between this many texts take 32 MB
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +39,12 @@ class CriterionAnswer:
     """The part of a submission that answers one criterion."""
 
     item_id: str
-    points: Points | None  # by the model
-    quote: str  # the evidence that was found in the work; "" if none
-    text: str  # the cell or file that holds the quote; without a quote, all of the student's own text except outputs
+    # The model's points.
+    points: Points | None
+    # The evidence found in the work; "" if none was found.
+    quote: str
+    # The cell or file that contains the quote. Without a quote, it is all of the student's own text except outputs.
+    text: str
 
     @property
     def passage(self) -> str:
@@ -70,8 +75,9 @@ def group_answers(answers: Sequence[CriterionAnswer], max_distance: float = 0.0)
     """
     times = Counter(answer.text for answer in answers)
     by_evidence: dict[tuple[Points | None, str], list[CriterionAnswer]] = {}
-    for answer in sorted(answers, key=lambda answer: -times[answer.text]):  # The most frequent text comes first.
-        # Case is kept, because in code it makes another name.
+    # The most frequent text comes first.
+    for answer in sorted(answers, key=lambda answer: -times[answer.text]):
+        # Case is kept, because a change of case changes a name in code.
         evidence = " ".join((answer.quote or answer.text).split())
         by_evidence.setdefault((answer.points, evidence), []).append(answer)
     groups = list(by_evidence.values())

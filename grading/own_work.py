@@ -11,22 +11,22 @@ from grading.submissions.reading import Submission
 from grading.submissions.visible import visible_text
 from producers.words import plural
 
-# Fewer lines in common are no sign of copying, because all right answers share a few lines.
+# If fewer lines are equal, that is no sign of copying: all right answers share a few lines.
 MANY_LINES = 6
-# If a task leaves little choice, half of a right answer equals the solution. A copy has more: this share of the
-# student's lines, or this share of the solution's.
+# If a task leaves little choice, about half of a right answer equals the solution. A copy shares more: this part of the
+# student's lines, or this part of the solution's lines.
 MOST_OF_ITS_OWN, MOST_OF_THEIRS = 0.75, 0.9
-# A line of the grading notes has no reason to be in a submission, so it counts as this many lines of code.
+# A line from the grading notes counts as much as this many lines of code, because students never saw the notes.
 NOTE_COUNTS = 3
 _NOTE_CHARS = 25
-_A_FEW = 3  # in a small class, a file that this many students share may still be a copy
-_LINE_CHARS = 4  # shorter lines, such as `end` or `)`, are in everybody's work
+_A_FEW = 3  # in a small class, a file that this many students have may still be a copy
+_LINE_CHARS = 4  # shorter lines, such as `end` or `)`, occur in all work
 
-# Only the student's own file says that a cell came from the teacher. This is believed for the whole class if at least
-# this many students have the cell, and this share of all students with such cells.
+# A file itself says that a cell came from the teacher, and a student can change the file. Kvasir believes it for the
+# whole class if this many students have the cell, and if they are this share of all students with teacher's cells.
 _MIN_STUDENTS, _PART_OF_THEM = 2, 0.1
 
-# A line that names its author: in prose or a comment, or as a constant like nbgrader's.
+# A line that names its author: in prose, in a comment, or as a constant (nbgrader).
 _PERSON_FIELD = (
     r"(?:(?:your|full|student|first|last|given)[ _-])*(?:names?|authors?|students?|id|e-?mail|date|collaborators?)"
 )

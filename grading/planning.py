@@ -48,7 +48,6 @@ def prepare(
     sent_names = {entry.name for entry in planned_entries if entry.role != "intake"}
     unassigned_names = {name for name, owner in owners.items() if owner.question == UNASSIGNED_QUESTION} - sent_names
     selected_names = set(all_names if selection.is_whole else request.selected_names(selection))
-    # Names are replaced in everybody's texts, no matter who is graded, because work may contain a classmate's name.
     form = older_form or QUESTION_FORM
     excluded_names = unassigned_names | request.sampled_names
     examples = read_examples(request, documents["rubric"], all_submissions, excluded_names, secret)
@@ -57,6 +56,8 @@ def prepare(
         classmates = [submission for submission in all_submissions if submission.name not in examples.points]
         safe_works = pseudonymise([*classmates, *examples.works], secret, form, roster)[len(classmates) :]
         examples = replace(examples, works=tuple(safe_works))
+    # Names are searched in all submissions, also in those that this run does not grade, because work may contain the
+    # name of a classmate.
     submissions = [
         replace(submission, parts=(), problem=submission.problem or UNASSIGNED_QUESTION)
         if submission.name in unassigned_names
@@ -202,7 +203,8 @@ def select_unfinished(batch: Batch, assignment: Assignment, previous_class: Grad
     """Select the submissions with a job that has not succeeded, and those about which nothing is known."""
     succeeded_ids = batch.succeeded_ids
     unfinished_ids = {entry.item_id.rpartition(".")[0] for entry in batch.entries if entry.job_id not in succeeded_ids}
-    # By item ids, not by names: a grade may have been kept under a new name, and that work still has to be graded.
+    # Item ids are compared, not names. The grade of older work may be kept under the name of newer work, which still
+    # has to be graded.
     graded_ids = (
         {grade.item_id for grade in previous_class.grades if not grade.has_nothing_yet} if previous_class else set()
     )

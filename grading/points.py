@@ -28,13 +28,14 @@ from grading.submissions.visible import MAX_PASSAGES
 from producers.words import plural
 
 GradeState = Literal["graded", "incomplete", "failed", "empty", "link only", "waiting"]
-NO_RESULT_YET = "no result yet"  # Used where an answer has not come yet.
+# A grade's reason while an answer is missing.
+NO_RESULT_YET = "no result yet"
 # Remarks on a grade that a later run has kept.
 KEPT_REMARK = "as it was graded before: the work, a model or a setting has changed since"
 EXAMPLE_REMARK = "graded by hand: the others were graded with it as an example"
 EARLIER_REMARK = "as it was graded before, with another rubric, solution or template"
 
-# Several answers to one prompt disagree if their points differ by at least this share of the criterion's points.
+# Several answers to one prompt disagree if their points differ by this share of the criterion's points, or by more.
 DISAGREEMENT = 0.25
 
 
@@ -59,12 +60,15 @@ class Grade:
     max_points: Points
     criteria: tuple[CriterionGrade, ...]
     summary: str = ""
-    remarks: tuple[str, ...] = ()  # information in full sentences; a person need not decide anything about them
+    remarks: tuple[str, ...] = ()  # full sentences of information that ask for no decision
     cuts: tuple[Cut, ...] = ()
-    reason: str = ""  # why there is no total, or why an empty submission has 0 points
-    item_id: str = ""  # pseudonym of the submission in reviews and queues
-    doubts: tuple[Doubt, ...] = ()  # Reasons for review; they are not repeated in the remarks.
-    # Versions of the rubric, solution and so on that graded it; empty if not known.
+    # Why there is no total, or why an empty submission has 0 points.
+    reason: str = ""
+    # Pseudonym of the submission in reviews and in queues.
+    item_id: str = ""
+    # Reasons for review, which the remarks do not repeat.
+    doubts: tuple[Doubt, ...] = ()
+    # The versions of the rubric, the solution and other inputs with which it was graded. Empty if they are not known.
     versions: Mapping[str, str] = field(default_factory=dict)
     person: str = ""  # the person whose work it is, if known
 
@@ -104,7 +108,7 @@ def criterion_points(criteria: Iterable[CriterionGrade], id: str) -> Points | No
     return next((criterion.points for criterion in criteria if criterion.id == id), None)
 
 
-# --- what a person must decide, and what is good to know ---
+# --- doubts for a person to decide on, and remarks ---
 
 
 def _truncation_notes(cuts: Iterable[Cut], outputs: bool) -> list[str]:

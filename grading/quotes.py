@@ -15,11 +15,11 @@ from grading.prompts.prompt import neutralise
 from grading.submissions.submission import Submission
 from grading.submissions.visible import HIDDEN, SEEN, visible_text, without_invisible
 
-# A shorter quote would match nearly every submission, so it counts only if it matches letter for letter.
+# Nearly every submission would match a shorter quote, so such a quote must match letter for letter.
 SHORT_QUOTE_CHARS = 8
-# A shared run of this length is no coincidence. Without white space it is about eight words.
+# A shared run of this length can't be a coincidence. Without white space, it is about eight words long.
 LEAK_CHARS = 40
-OWN = 1  # flag of the student's own visible text; HIDDEN is 2
+OWN = 1  # marks the student's own visible text; HIDDEN is 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +28,8 @@ class SubmissionTexts:
 
     texts: tuple[str, ...]
     squeezed_text: str
-    # One flag for each character of `squeezed_text`: OWN in a visible line that the student wrote, HIDDEN where no
-    # reader sees it, else 0.
+    # One flag for each character of `squeezed_text`. OWN marks a visible line by the student, HIDDEN marks text that no
+    # reader sees, and 0 marks the rest.
     flags: bytes
     own_text: str
 
@@ -40,7 +40,7 @@ class PrivateTexts:
 
     secret_text: str = ""
     public_text: str = ""
-    # lines that no student wrote, and how often, as from `line_counts`
+    # Lines that no student wrote, each with its count, as `line_counts` returns them.
     foreign_lines: Mapping[str, int] = field(default_factory=dict)
 
 

@@ -10,7 +10,8 @@ from grading.rubric.rubric import Aspect
 from grading.submissions.reading import Submission, inputs_inside, list_submissions, read_submissions
 from grading.submissions.tokens import LETTERS_PER_TOKEN
 
-# Whether one answer covers all criteria, or each criterion gets an answer, all from one KV cache.
+# "together": one answer covers all criteria. "criteria": each criterion has its own answer, and all answers use one KV
+# cache.
 AskForm = Literal["together", "criteria"]
 ASK_FORMS: tuple[AskForm, ...] = ("together", "criteria")
 
@@ -20,16 +21,17 @@ class AspectModel:
     """The model that grades one aspect, and how its answers are sampled."""
 
     name: str
-    context: int  # in tokens; prompts and answers are planned to fit
+    context: int  # tokens that a prompt and its answer may have together
     temperature: float = 0.0
     top_p: float = 0.9
     letters_per_token: float = LETTERS_PER_TOKEN
 
     def __post_init__(self) -> None:
-        # the values may come from a damaged batch folder
+        # The values may come from a damaged batch folder.
         if self.context < 1 or not 0.1 <= self.letters_per_token <= 100:
             raise ValueError(
-                f"{self.name} can't have a context of {self.context} tokens with {self.letters_per_token} letters each"
+                f"{self.name} has invalid settings: a context of {self.context} tokens, and "
+                f"{self.letters_per_token} letters in a token"
             )
 
 
@@ -43,9 +45,9 @@ class Selection:
       since then keep their grades.
     """
 
-    names: tuple[str, ...] = ()  # names or LMS ids; (): all
-    limit: int = 0  # only this many of them, the first ones; 0: all
-    other_names: tuple[str, ...] | Literal["all"] = ()  # "all": everybody else in the folder
+    names: tuple[str, ...] = ()  # names or LMS ids of submissions; () means all
+    limit: int = 0  # number of submissions, from the first one; 0 means all
+    other_names: tuple[str, ...] | Literal["all"] = ()  # "all" means everybody else in the folder
     from_manifest: bool = False
 
     @property
@@ -71,15 +73,19 @@ class GradeRequest:
     solution: Path | None = None
     template: Path | None = None
     selection: Selection = WHOLE_CLASS
-    samples: int = 1  # answers to each prompt, from one prefill; if they disagree, a person looks
+    # Number of answers to each prompt, all from one prefill. If the answers disagree, a person must look.
+    samples: int = 1
     ask: AskForm = "together"
-    # 0: as many as the models have room for; None: the batch was planned with the limits of earlier releases
+    # Most tokens of a submission. 0 means as many as fit into the models' contexts. None means that the batch was
+    # planned with the limits of earlier releases.
     max_submission_tokens: int | None = 0
-    rosters: tuple[Path, ...] = ()  # Files that say who is in the class, for `read_rosters`.
-    # The batch's copies of rubric, solution, template and examples.
+    # Files that list the people of the class, for `read_rosters`.
+    rosters: tuple[Path, ...] = ()
+    # The batch's own copies of rubric, solution, template and examples.
     copies: Mapping[str, Path] = field(default_factory=dict)
-    examples: Path | None = None  # hand grades; some of the graded work becomes examples for the models
-    sampled_names: frozenset[str] = frozenset()  # submissions in the bound's sample, which are never examples
+    # The table of hand grades. Some of this graded work becomes examples for the models.
+    examples: Path | None = None
+    sampled_names: frozenset[str] = frozenset()  # submissions in the sample of a bound; they never become examples
 
     @property
     def excluded_paths(self) -> dict[str, str]:
@@ -100,7 +106,7 @@ class GradeRequest:
         return {
             **{key: str(path.resolve()) if path else "" for key, path in paths.items()},
             "models": {aspect: model.name for aspect, model in self.models.items()},
-            # With the settings used for planning, the prompts stay the same even if the configuration has changed.
+            # The manifest records these settings, so the prompts stay the same after a change of the configuration.
             "settings": {aspect: asdict(model) for aspect, model in self.models.items()},
             "only": list(self.selection.names),
             "limit": self.selection.limit,

@@ -28,9 +28,10 @@ from producers.storage.journal import Lines, lock_lines
 from producers.storage.shapes import parse_as
 
 FILE = "reviews.jsonl"
-ROUND_REASON = "regraded in round"  # begins the reason of a decision that was made by a round, not by a person
+# Begins the reason of a decision that came from a regrade's round, and not from a person.
+ROUND_REASON = "regraded in round"
 AFTER_A_LOOK = "These hand grades were given with the model's points in sight, which makes people agree with them."
-MAX_TEXT = 20_000  # characters in a feedback or a reason
+MAX_TEXT = 20_000  # most characters of a feedback or a reason
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +45,9 @@ class Override:
     reason: str
     reviewer: str = ""
     time: float = field(default_factory=time.time)  # seconds since the epoch
-    version: str | None = None  # `version_of` the decisions that the person saw; None: the line is written in any case
+    # `version_of` the decisions that the person saw. With None, the decision is written whatever the current version
+    # is.
+    version: str | None = None
 
     def __post_init__(self) -> None:
         texts = (self.feedback or "", self.reason, self.reviewer)
@@ -80,7 +83,7 @@ def append_override(folder: Path, *overrides: Override) -> None:
     _append(folder, [(override.item_id, override.version, [_row(override)]) for override in overrides])
 
 
-# submission, version that the change was based on, lines to write
+# (submission, version that the person saw, lines to write)
 _Change = tuple[str, str | None, list[dict[str, Any]]]
 
 
@@ -94,7 +97,10 @@ def _append(folder: Path, changes: Sequence[_Change], leaves_conflicts: bool = F
             if version not in (None, version_of(current_decisions(standing, item_id).values()))
         ]
         if conflict_ids and not leaves_conflicts:
-            raise ReviewConflict("somebody else has decided on this submission in the meantime; look at both decisions")
+            raise ReviewConflict(
+                "somebody else has decided on this submission since you opened it; load the page again, and "
+                "compare both decisions"
+            )
         Lines(folder / FILE, is_owner=True).append(
             row for item_id, _, rows in changes if item_id not in conflict_ids for row in rows
         )

@@ -32,8 +32,9 @@ from producers.words import join_with_and
 
 FILE = "roster.json"
 ANSWERS = "assigned.jsonl"
-TEST_STUDENT = "Student, Test"  # Canvas's own.
-# The names that Moodle shows instead of a hidden name, in its most common languages.
+# Canvas's own test student.
+TEST_STUDENT = "Student, Test"
+# Names that Moodle shows in place of a hidden name, in the most common languages of Moodle.
 HIDDEN_NAMES = frozenset({"", "anon", "participant", "teilnehmer", "teilnehmerin", "participante", "student"})
 _SAY = "say whose with kvasir assign"
 UNASSIGNED_QUESTION = f"nothing in its name says whose it is: {_SAY}"
@@ -43,8 +44,9 @@ UNASSIGNED_QUESTION = f"nothing in its name says whose it is: {_SAY}"
 class Person:
     """A person in the class, as the LMS lists them."""
 
-    number: str  # Canvas's user id, Moodle's participant number, or the GitHub account; "": only the name is known
-    name: str = ""  # `Aldertree, Ada` in Canvas, `Ada Aldertree` in Moodle; "" if hidden
+    # Canvas's user id, Moodle's participant number, or the GitHub account. "" if only the name is known.
+    number: str
+    name: str = ""  # `Aldertree, Ada` in Canvas, `Ada Aldertree` in Moodle; "" if the name is hidden
     group: str = ""
     section: str = ""
 
@@ -60,8 +62,10 @@ class Owner:
 
     people: tuple[Person, ...] = ()
     group: str = ""
-    display_name: str = ""  # shown to people; "" if nobody is known
-    question: str = ""  # a person must answer this before anybody gets the grade
+    # The name that people see; "" if the owner is not known.
+    display_name: str = ""
+    # A question that a person must answer before anybody gets the grade.
+    question: str = ""
     is_explained: bool = True  # whether the submission's name follows a known pattern
     claim: Claim | None = None
 
@@ -83,9 +87,10 @@ UNKNOWN_OWNER = Owner()
 class Roster:
     """The people of a class, and the answers about whose a submission is. It is empty if no roster was given."""
 
-    product: str = ""  # the LMS that it comes from: canvas, moodle or classroom
+    product: str = ""  # the LMS that made the roster: canvas, moodle or classroom
     people: tuple[Person, ...] = ()
-    answers: Mapping[str, str] = field(default_factory=dict)  # by submission: a person's number, or a group's name
+    # The owner of each submission, by the submission's name: a person's number, or a group's name.
+    answers: Mapping[str, str] = field(default_factory=dict)
 
     @cached_property
     def by_number(self) -> dict[str, Person]:
@@ -109,7 +114,8 @@ class Roster:
         """Merge two rosters; this one takes precedence. Raises ExportError if they come from different LMSs."""
         if self.product and other_roster.product and self.product != other_roster.product:
             raise ExportError(
-                f"one roster is from {self.product}, another from {other_roster.product}; name rosters from one of them"
+                f"one roster is from {self.product} and another from {other_roster.product}; "
+                "use rosters from one of them only"
             )
         people = {person.key: person for person in other_roster.people}
         for person in self.people:
@@ -232,7 +238,7 @@ class Roster:
         person = self.by_number.get(claim.number)
         if claim.product != self.product or not (person or self.groups):
             return Owner(claim=claim)
-        # a group's id may equal a participant's number by chance, so only the name counts
+        # A group's id may happen to equal a participant's number, so only the group's name is compared.
         if claim.product == "moodle" and self.groups:
             matches = [owner for owner in self.groups if moodle_name(owner.group) == claim.name]
         else:
@@ -330,16 +336,18 @@ def _read(path: Path) -> Roster:
         raise BatchError(f"{path} can't be read ({error}); name the roster again with --roster") from None
 
 
-# A roster is recognised by columns that only it has. The values are the LMS, and the columns with number, name, group
-# and section.
+# Each key holds columns that only one kind of roster has. The value is its LMS, with the columns for number, name,
+# group and section.
 _KINDS = {
     ("canvas_user_id", "group_name"): ("canvas", ("canvas_user_id", "name", "group_name", "sections")),
     ("github_username", "identifier"): ("classroom", ("github_username", "identifier")),
-    # see `assign_grading_table`, `mod/assign/gradingtable.php`; the column Group exists only if teams hand in
+    # `assign_grading_table` in `mod/assign/gradingtable.php` writes these columns. Group is there only if teams hand
+    # in.
     ("Identifier", "Grade"): ("moodle", ("Identifier", "Full name", "Group")),
     ("Student", "ID"): ("canvas", ("ID", "Student", "", "Section")),
     ("LastName", "FirstName", "ID"): ("canvas", ("ID", "LastName", "", "Section")),
-    # Moodle's list of participants. It has other numbers, so only the names are used, to replace them in texts.
+    # Moodle's list of participants. Its numbers differ from those of the worksheet, so Kvasir uses only its names, to
+    # replace them in texts.
     ("First name", "Last name"): ("", ("", "Last name")),
 }
 
@@ -359,7 +367,7 @@ def roster_in(sheet: Sheet) -> Roster:
             ]
             return Roster(product, tuple({person.key: person for person in people if person.key}.values()))
     raise ExportError(
-        f"this file is not a roster, because it has the columns {', '.join(header)[:80]}: use Canvas's "
+        f"this file is not a known kind of roster. Its columns are {', '.join(header)[:80]}. Use Canvas's "
         "gradebook or groups CSV, Moodle's grading worksheet, or GitHub Classroom's roster"
     )
 
@@ -368,7 +376,7 @@ def _person(product: str, sheet: Sheet, row: list[str], captions: Iterable[str])
     number, name, *group_and_section = (cell(row, column(sheet.rows[0], caption)).strip() for caption in captions)
     given_name = cell(row, column(sheet.rows[0], "FirstName" if product else "First name")).strip()
     name = f"{name}, {given_name}" if given_name and product else f"{given_name} {name}".strip()
-    # `GradebookExporter#student_name` writes names as ="…" if a spreadsheet would compute them.
+    # `GradebookExporter#student_name` writes ="…" around a name that a spreadsheet would take for a formula.
     name = re.sub(r'\A="(.*)"\Z', r"\1", name, flags=re.DOTALL)
     match = PARTICIPANT.match(number) if product == "moodle" else None
     number = number_in(number) if product == "canvas" else number.casefold()
@@ -385,11 +393,14 @@ def number_in(text: str) -> str:
     number = Decimal(text.strip().replace(",", "."))
     exponent = number.as_tuple().exponent
     if number != int(number) or not isinstance(exponent, int) or exponent > 0:
-        raise ExportError(f"a spreadsheet has shortened the ID {text}, and digits are lost: export the file again")
+        raise ExportError(
+            f"a spreadsheet has cut off digits of the ID {text}: export the file again, and do not save it in a "
+            "spreadsheet"
+        )
     return f"{number:.0f}"
 
 
-# --- what a batch's folder keeps
+# --- what the batch's folder keeps of the roster
 
 
 def kept_files(folder: Path, rosters: tuple[Path, ...] = ()) -> tuple[Path, ...]:

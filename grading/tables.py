@@ -12,9 +12,9 @@ from grading.rubric.rubric import Points, exact
 from messages.errors import UsageError
 
 MAX_BYTES = 32 << 20
-_HEADER_CHARS = 1 << 16  # the header must end within this many characters
-PARTICIPANT = re.compile(r"\D*(\d+)\s*\Z")  # Moodle's form of an identifier: `Participant 11`
-_CENT = Decimal("0.01")  # LMSs keep two decimals of points
+_HEADER_CHARS = 1 << 16  # most characters of the header
+PARTICIPANT = re.compile(r"\D*(\d+)\s*\Z")  # the form of Moodle's identifiers: `Participant 11`
+_CENT = Decimal("0.01")  # LMSs store points with two decimals
 
 
 class ExportError(UsageError):
@@ -42,7 +42,8 @@ def read_sheet(data: bytes, label: str) -> Sheet:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError:
         text = "\0"
-    if "\0" in text:  # UTF-16 has many NUL bytes, and spreadsheets call it "Unicode text"
+    # UTF-16 text has many NUL bytes. Spreadsheets call UTF-16 "Unicode text".
+    if "\0" in text:
         raise ExportError(f"the {label} is not UTF-8; open it in the spreadsheet and save it as 'CSV UTF-8'")
     first = re.sub(r'"[^"]*"', "", text[:_HEADER_CHARS]).partition("\n")[0]
     delimiter = max(",;\t", key=first.count)
@@ -66,7 +67,7 @@ def _refuse_longer(rows: Sequence[Sequence[str]], delimiter: str, label: str) ->
     An unquoted text that contains the delimiter would be cut there, and everything after it would shift.
     """
     for number, row in enumerate(rows, 1):
-        if any(text.strip() for text in row[len(rows[0]) :]):  # spreadsheets add empty fields at the end
+        if any(text.strip() for text in row[len(rows[0]) :]):  # spreadsheets add empty fields at the end of a row
             sign = {",": "a comma", ";": "a semicolon"}.get(delimiter, "a tab")
             raise ExportError(
                 f"the {label}, row {number}: it has more fields than the header; put a text that holds {sign} in quotes"
@@ -92,7 +93,8 @@ def differs(before: str, after: str) -> bool:
     try:
         return before not in ("", "-") and Decimal(before.replace(",", ".")) != Decimal(after.replace(",", "."))
     except ArithmeticError:
-        return True  # not a number, so it would be replaced by one
+        # A text that is no number counts as different, because the export would replace it.
+        return True
 
 
 def column(header: Sequence[str], *captions: str) -> int:

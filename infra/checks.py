@@ -26,7 +26,7 @@ class Standing:
     job: PrefillJob
     is_cancelled: bool  # whether its batch is cancelled
     now: float  # the store's clock
-    crashes: int  # how many workers died while holding it
+    crashes: int  # how many workers died while they held the job
 
 
 def stop_cancelled(attempt: Attempt[Any], standing: Standing) -> None:
@@ -45,7 +45,8 @@ def bury_poison(_attempt: Attempt[Any], standing: Standing) -> None:
     """Raise Poison if the job killed workers even when it ran alone."""
     if standing.crashes >= POISON_AFTER_CRASHES:
         raise Poison(
-            f"{standing.crashes} workers died with the job in hand, the last while it ran alone: it kills its worker"
+            f"{standing.crashes} workers died with the job in hand, the last one while it ran alone: "
+            "no worker gets this job again"
         )
 
 

@@ -25,15 +25,14 @@ from infra.worker_loop import NO_HELP, GroupHelp, OneByOne, SlotPool
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
-# Jobs that take less time than this are quick or instant, and this many are held: one to two seconds of work.
+# If a job takes less than QUICK_S or INSTANT_S, a worker holds this many jobs: one to two seconds of work.
 QUICK_S, HELD_IF_QUICK = 0.05, 32
 INSTANT_S, HELD_IF_INSTANT = 0.005, 256
-# Jobs that arrived together make a group if all of them take no longer than this.
+# Jobs that arrive together are handled as a group, if the group's jobs take no longer than this in all.
 GROUP_S = 0.02
-# After this time the rest of a group is handed back, so that finished jobs don't wait for it and other workers can take
-# it.
+# After this time the rest of a group is handed back. Other workers can take those jobs, and finished jobs don't wait.
 GROUP_PATIENCE_S = 0.5
-# Quick jobs may wait this long behind one that turned out to be slow.
+# Quick jobs may wait this long behind a job that turns out to be slow.
 _FULL_S = 1.0
 _SLOW_S = 2 * QUICK_S  # from this time on, jobs don't count as quick
 _LARGE_BYTES = 16 * 1024
@@ -129,9 +128,9 @@ class QuickJobs(OneByOne[T]):
         self._help = group_help
         self._measured_s = _SLOW_S
         self._consumer: QuickConsumer | None = None
-        self._full_since = 0.0  # since when no slot has been free; monotonic clock; 0: one was free at the last check
+        self._full_since = 0.0  # when all slots became busy (monotonic clock); 0: a slot was free at the last check
         self._group_commit = GroupCommit("committing", commit, HELD_IF_INSTANT)
-        self._of_thread = threading.local()  # `.ready`: the outcomes so far of the group in this slot's thread
+        self._of_thread = threading.local()  # `.ready`: outcomes of the group that this thread handles now
 
     def consume(self, queue: str, prefetch: int) -> Consumer:
         """See `OneByOne`."""
@@ -163,7 +162,7 @@ class QuickJobs(OneByOne[T]):
                     break
                 (alone if is_redelivery(more) else group).append(more)
                 newest = more
-            if self._is_large(newest):  # hand back the jobs behind it, which other workers can do meanwhile
+            if self._is_large(newest):  # hand back the jobs behind a large one: other workers can do them meanwhile
                 self._measured_s = _SLOW_S
                 self._consumer.hold(1)
         for together in (group, *([single] for single in alone)):
@@ -197,15 +196,15 @@ class QuickJobs(OneByOne[T]):
         start, left = time.monotonic(), group
         try:
             with self._help.looked_up(group) if len(group) > 1 else nullcontext():
-                # The first is always handled. The jobs behind it may take longer than expected.
+                # The first job is always handled. The jobs behind it may take longer than expected.
                 while left and (left is group or time.monotonic() - start <= GROUP_PATIENCE_S):
                     delivery, *left = left
-                    if ready and self._is_large(delivery):  # jobs that are ready must not wait for a large one
+                    if ready and self._is_large(delivery):  # finished jobs must not wait for a large one
                         self._group_commit.add(*ready)
                         ready.clear()
                     self._handle(delivery, _stay)
             self._settler.hand_back_all(left)
-        finally:  # outcomes that are ready are committed even if the group ends with an error
+        finally:  # the finished outcomes are committed even if the group ends with an error
             leave_slot()
             if ready:
                 self._group_commit.add(*ready)

@@ -42,8 +42,8 @@ _DEATHS_EVERY_S = 5.0
 _FORGOTTEN_S = 10.0  # if jobs wait and none comes for this long, the broker has lost our subscription
 _LOOK_AT_NOW_S = 0.25
 _LOOK_AT_SUSPECTS_S = 2.0
-_LATE_S = 20.0  # the broker's heartbeat interval; a restart or a lost connection takes less time
-LISTEN_S = 0.02  # how long to listen for `bulk` only; waking up costs the broker nothing
+_LATE_S = 20.0  # results later than this are late; a broker's restart or a lost connection takes less time
+LISTEN_S = 0.02  # how long to listen only for `bulk`; the next check costs the broker nothing
 
 
 class Flow(Protocol):
@@ -151,10 +151,11 @@ class ConsumerLoop:
         stage: WorkerStage,
         model: str,
         name: str,
-        open_flow: Callable[[], Flow],  # called once the queues are declared
-        # Why the engine is away, or ""; meanwhile other workers should take the jobs.
+        # Called after the queues are declared.
+        open_flow: Callable[[], Flow],
+        # Returns why the engine is away, or "". While it is away, other workers should take the jobs.
         find_outage: Callable[[], str] = lambda: "",
-        find_trouble: Callable[[], str] = lambda: "",  # another reason to take no jobs, as a sentence, or ""
+        find_trouble: Callable[[], str] = lambda: "",  # returns another reason to take no jobs, or ""
     ) -> None:
         self._broker = broker
         self._settler = settler
@@ -169,13 +170,14 @@ class ConsumerLoop:
         self._late_because = ""
         self._hours = ALL_HOURS  # the hours in which to take jobs
         self._bulk = topology.work_queue(stage, model, "bulk")
-        self._listening_since = math.inf  # since when no job has come; monotonic clock
+        self._listening_since = math.inf  # when it began to wait for a job (monotonic clock); inf: it does not wait
         self._subscription_lost = False  # whether the broker has jobs but delivers none
         self._pause_reason = ""
         self._jobs: OneByOne[Any] | None = None
         self._may_hold_bulk = True
-        self._is_idle = True  # whether it takes no jobs now
-        # In a process with both roles: its other loop, and whether to take jobs from this loop's `bulk` now.
+        # True: this loop takes no jobs now.
+        self._is_idle = True
+        # In a process with both roles: the other role's loop. `wants_bulk` says whether this loop may take `bulk` jobs.
         self._partner: ConsumerLoop | None = None
         self.wants_bulk: Callable[[], bool] = lambda: True
         self._alone = threading.Lock()  # held while a suspect runs
@@ -262,7 +264,8 @@ class ConsumerLoop:
         if self._stopping.is_set():
             return self._settler.hand_back_all([delivery])
         if topology.is_suspects_queue(delivery.queue):
-            self._settler.hand_back_all(source.flow.pause())  # no other job may be held that could crash with it
+            # Hand back all other jobs: the suspect could crash them too.
+            self._settler.hand_back_all(source.flow.pause())
             return self._run_alone(jobs, delivery)
         jobs.accept(delivery)
 
@@ -304,8 +307,8 @@ class ConsumerLoop:
     def _update_pause(self) -> None:
         outside = not self._hours.include(datetime.now())
         self._pause_reason = "paused" if self._is_paused else "outside its hours" if outside else ""
-        # Late results and the probe are sent repeatedly, so this ends by itself. If the broker is away, it is not this
-        # worker's fault.
+        # Late results are sent again and again, so the pause ends by itself. Without a connection there is no pause:
+        # then the broker is away, and this worker is not at fault.
         if self._settler.late_s < _LATE_S:
             self._late_because = ""
         elif self._broker.is_connected and not self._late_because:
@@ -322,7 +325,7 @@ class ConsumerLoop:
             try:
                 if control is None:
                     control = ControlListener(self._broker, self._name, handlers)
-                    source.ring(source.urgent_queue)  # nobody heard the wakeups before this
+                    source.ring(source.urgent_queue)  # a wakeup may have come before this loop could hear it
                 control.poll(_TICK_S)
                 if time.monotonic() > next_look:
                     self._look_at_queues()
@@ -331,7 +334,7 @@ class ConsumerLoop:
             except (BrokerUnavailable, NoQueue):
                 # The broker reconnects by itself; deleted queues are declared again at the next check.
                 self._stopping.wait(0.5)
-            if time.monotonic() >= next_tick:  # not at every wakeup, since wakeups come as often as jobs
+            if time.monotonic() >= next_tick:  # not at every wakeup: there is a wakeup for each job
                 self._update_pause()
                 handler.tick()
                 notify("WATCHDOG=1")
@@ -456,8 +459,9 @@ class GroupHelp:
     A worker that does them singly needs none.
     """
 
-    mean_s: Callable[[], float] | None = None  # the time that a job takes; None: it is measured
-    # A context manager for a group: it looks up at once what each job would look up for itself.
+    # Returns the mean time of a job; None: the loop measures it.
+    mean_s: Callable[[], float] | None = None
+    # A context manager for a group of jobs. One look-up replaces the look-ups of the single jobs.
     looked_up: Callable[[list[Delivery]], AbstractContextManager[None]] = lambda _group: nullcontext()
 
 

@@ -15,7 +15,8 @@ with connect(load_settings(), ["qwen3-coder:30b"]) as client:
 
 import sys
 
-if sys.argv[0] == "-m" or sys.argv[0].endswith("/kvasir"):  # if this is the command line, Ctrl-C must work at once
+# In the command-line program, Ctrl-C must work from the first moment.
+if sys.argv[0] == "-m" or sys.argv[0].endswith("/kvasir"):
     from kvasir.early import leave_quietly
 
     leave_quietly()

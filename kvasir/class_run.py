@@ -60,9 +60,9 @@ class Outcome:
     counts: Counts
     grades: list[Grade]  # of this run's submissions
     whole: list[Grade]  # of the class
-    worked: bool  # False: everything was graded before, and no engine was called
-    alarms: tuple[str, ...] = ()  # about the class as a whole
-    note: str = ""  # why the grades could not be brought up to date
+    worked: bool  # False: all grades existed before this run, so it called no engine
+    alarms: tuple[str, ...] = ()  # doubts about the class as a whole
+    note: str = ""  # why the grades are not up to date
     go_on: str = ""  # how to continue with the jobs that are still open
 
     @property
@@ -166,9 +166,7 @@ def request_from_manifest(
             f"the folder holds prompts instead of a class: run kvasir run {stored_request.get('prompts', '')} again"
         )
     if missing_keys := {"rubric", "solution", "template", "models", "only", "limit"} - stored_request.keys():
-        raise BatchError(
-            f"batch.json does not say the {min(missing_keys)}: restore the file, or grade with another --out"
-        )
+        raise BatchError(f"batch.json lacks the {min(missing_keys)}: restore the file, or grade with another --out")
     folder, rubric, solution, template = (
         Path(stored_request[key]) for key in ("folder", "rubric", "solution", "template")
     )
@@ -206,7 +204,7 @@ def read_class(batch: Batch, request: GradeRequest) -> Assignment:
         request = replace(request, selection=replace(selection, other_names=planning.names_so_far(batch)))
     request = replace(request, rosters=kept_files(batch.folder, request.rosters))
     if request.examples:
-        # A round (regrade) uses the examples of the batch that it belongs to.
+        # A regrade's round has no examples of its own: it uses those of its batch.
         home = batch.folder.parents[1] if batch.folder.parent.name == "rounds" else batch.folder
         stored_request = batch.request if home == batch.folder else manifest_of(home)["request"]
         kept = {kind: place for kind, place in kept_inputs(home, stored_request).items() if kind == "examples"}
@@ -250,7 +248,9 @@ def open_class(
         if target.replace:
             say(f"{place} is now {_move_aside(place)}")
         elif target.out:
-            raise BatchError(f"{conflict}; name another folder with --out, or move that one aside with --replace")
+            raise BatchError(
+                f"{conflict}; name another folder with --out, or move the existing folder aside with --replace"
+            )
         else:
             number += 1
             place = default.with_name(f"{default.name}-{number}")
@@ -460,7 +460,7 @@ def facts(results: Sequence[JobResult]) -> list[tuple[str, str]]:
     if not successes:
         return []
     prompt = sum(result.decode.prompt_tokens for result in successes)
-    # For a job with questions, the report covers only the most expensive answer, but each answer has its own count.
+    # In a job with several questions, `decode` describes only the most expensive answer. Each answer has its own count.
     evaluated_tokens = sum(
         sum(answer.evaluated_tokens for answer in result.answers) or result.decode.evaluated_tokens
         for result in successes

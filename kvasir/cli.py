@@ -53,7 +53,7 @@ RESUMABLE_COMMANDS = ("demo", "grade", "submit", "watch", "retry", "regrade", "r
 
 @click.group(
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
-    epilog=f"\b\nCompletion in bash (zsh_source and fish_source for those):\n  {COMPLETION}",
+    epilog=f"\b\nCompletion in bash (in zsh write zsh_source, in fish fish_source):\n  {COMPLETION}",
 )
 @click.version_option(package_name="kvasir-inference", prog_name="kvasir")
 @click.option(
@@ -122,10 +122,10 @@ def run_command(arguments: Sequence[str] | None = None) -> int:
     except KvasirError as error:
         say(f"kvasir: {error}", stderr)
         return _code_of(error)
-    except BrokenPipeError:  # the reader of a pipe has ended, as in `kvasir results … | head`
+    except BrokenPipeError:  # the program that reads our output has ended, as in `kvasir results … | head`
         sys.stderr.close()
         return EXIT_FAILURE
-    except OSError as error:  # an error about a file that no other code has reported
+    except OSError as error:  # a file's error that no other code has reported
         say(f"kvasir: {error.filename or 'a file'} can't be used: {error.strerror or error}", stderr)
         return EXIT_USAGE
     return code if isinstance(code, int) else 0

@@ -42,7 +42,7 @@ def is_cluster(settings: Settings) -> bool:
     if broker != store:
         missing_setting = "KVASIR_STORE_URL=redis://…" if broker else "KVASIR_BROKER_URL=amqp://…"
         raise ConfigError(
-            f"a cluster needs both a broker and a store: set {missing_setting} too, or neither to stay local"
+            f"a cluster needs both a broker and a store: set {missing_setting} too, or unset the other to stay local"
         )
     return broker
 

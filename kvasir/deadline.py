@@ -28,11 +28,11 @@ def seconds_to(text: str, now: datetime) -> float:
 
 def _to_time_of_day(hour: int, minute: int, now: datetime) -> float:
     if hour > 23 or minute > 59:
-        raise ValueError(f"{_EXPECTED}: a day has no {hour:02}:{minute:02}")
+        raise ValueError(f"{_EXPECTED}; there is no time {hour:02}:{minute:02}")
     moment = now.replace(hour=hour, minute=minute, second=0, microsecond=0)
     if moment <= now:
         moment += timedelta(days=1)
-    # computed with time zones, because a day on which the clocks change has no 24 hours
+    # computed with time zones, because a day on which the clocks change does not have 24 hours
     return (moment.astimezone() - now.astimezone()).total_seconds()
 
 
@@ -48,5 +48,5 @@ deadline_option = click.option(
     "deadline_s",  # seconds from now; 0 if not given
     callback=_read,
     metavar="WHEN",
-    help="Let jobs expire that are not done by then. Give a duration (8h, 90m) or a time of day (07:30).",
+    help="Give up jobs that are not done after this duration (8h, 90m) or by this time of day (07:30).",
 )

@@ -27,7 +27,7 @@ from messages.jobs import prompt_text
 from producers.client import Client
 from producers.words import plural
 
-# Fixed values are enough: a dry run leaves no batch, and all fences have the same length.
+# Fixed values, because a dry run makes no batch. Only a fence's length matters here, and that is always the same.
 _BATCH_ID = "dry-run"
 _SECRET = bytes(16)
 

@@ -22,4 +22,4 @@ def interrupt() -> None:
 
 
 def _leave(_number: int, _frame: object) -> None:
-    os._exit(EXIT_INTERRUPTED)  # an exception could be swallowed by a callback during an import
+    os._exit(EXIT_INTERRUPTED)  # not an exception: a callback during an import could swallow it

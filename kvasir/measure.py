@@ -36,15 +36,15 @@ from messages.workers import MAX_LINKS, Link
 
 CONTEXT_TOKENS = 2048
 ANSWER_TOKENS = 128
-ROUNDS = 3  # the median counts; if time runs out there are fewer rounds, but at least one
-FILE_NAME = "rates.json"  # file in the user's data folder with the last measurement of each model and of each link
+ROUNDS = 3  # the result is the median of the rounds; if time is short, one round is enough
+FILE_NAME = "rates.json"  # in the user's data folder; holds the last measurement of each model and link
 
 Points = list[tuple[int, float]]
 
 
 @click.command()
 @click.option("--model", "names", multiple=True, help="Measure this model; may be repeated [default: all].")
-@click.option("--engine", default="", help="Use this engine [default: the model's].")
+@click.option("--engine", default="", help="Use this engine [default: the one set for the model].")
 @click.option(
     "--slots",
     type=click.IntRange(1, 1024),
@@ -53,10 +53,12 @@ Points = list[tuple[int, float]]
     help="Measure up to this many sequences at once.",
 )
 @click.option(
-    "--machine", default="", help="Name this machine in the printed block, as in kvasir.toml [default: the host name]."
+    "--machine",
+    default="",
+    help="Set this machine's name in the printed block, as in kvasir.toml [default: the host name].",
 )
 @click.option(
-    "--minutes", type=Number(0), default=5.0, show_default=True, help="Limit the time for all models together."
+    "--minutes", type=Number(0), default=5.0, show_default=True, help="Limit the total time for all models, in minutes."
 )
 @click.option(
     "--links", "only_links", is_flag=True, help="Measure the links to the broker and the store, and no model."
@@ -83,7 +85,8 @@ def measure(
     settings = global_options.settings()
     if only_links:
         require_cluster(settings, "measure --links")
-        links = {link.peer: link for link in measured_links(settings)}  # of one machine with both, what the store tells
+        # If both services run on one machine, the figures of the store count: they come last.
+        links = {link.peer: link for link in measured_links(settings)}
         say("\n".join(map(link_text, links.values())))
         keep(_file(), "links", {peer: asdict(link) for peer, link in links.items()})
         return 0
@@ -149,7 +152,7 @@ def keep(path: Path, key: str, measured: Mapping[str, object]) -> None:
             json.dumps({"version": 1, **earlier, key: earlier.get(key, {}) | dict(measured)}, indent=2) + "\n", "utf-8"
         )
     except (OSError, ValueError, TypeError, AttributeError) as error:
-        raise UsageError(f"what was measured can't be kept in {path}: {error}") from None
+        raise UsageError(f"can't save the measurements in {path}: {error}") from None
 
 
 def _medians(sizes: Sequence[int], measure_once: Callable[[int], float], ends_at: float) -> Points:

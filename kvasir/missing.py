@@ -13,12 +13,15 @@ from producers.words import join_with_and, plural
 def missing_workers(settings: Settings, cluster_state: ClusterState) -> list[str]:
     """Return one sentence for each.
 
-    A lost worker is not missing if it was started again on the same host for the same role.
+    A lost worker is not missing if it was started again on the same host for the same role. If that one was lost too,
+    it alone is named.
     """
     workers, now = cluster_state.registrations(), cluster_state.now()
+    lost_registrations = sorted(cluster_state.lost_registrations(), key=lambda loss: loss[0])
+    last_losses = {(worker.host, worker.role, worker.model): (at, worker) for at, worker in lost_registrations}
     losses = [
         (ended_at, worker)
-        for ended_at, worker in cluster_state.lost_registrations()
+        for ended_at, worker in last_losses.values()
         if not any(
             (successor.host, successor.role, successor.model) == (worker.host, worker.role, worker.model)
             and successor.started_at > ended_at - REGISTRATION_TTL_S

@@ -126,7 +126,8 @@ def only_option(help_text: str) -> Callable[[F], F]:
 
     def names(_context: click.Context, _parameter: click.Parameter, values: Iterable[str]) -> tuple[str, ...]:
         names = tuple(name for text in values for name in names_in(text))
-        if values and not names:  # an empty shell variable; ignoring it would grade the whole class
+        # The value comes from an empty shell variable. To ignore it would grade the whole class.
+        if values and not names:
             raise click.BadParameter("it names nobody")
         return names
 
@@ -143,7 +144,7 @@ def _not_zero(context: click.Context, parameter: click.Parameter, number: int) -
 # Options for the class's files and models, shared by the commands that grade and that plan.
 class_options = combine_options(
     click.option("--solution", type=path, help="Show the models this reference solution."),
-    click.option("--template", type=path, help="Use this template that students started from."),
+    click.option("--template", type=path, help="Read the template that the students started from."),
     click.option("--code-model", metavar="M", help="Grade code with this model [default: from the configuration]."),
     click.option("--feedback-model", metavar="M", help="Grade text and write feedback with this model."),
 )
@@ -151,10 +152,10 @@ class_options = combine_options(
 examples_option = click.option(
     "--examples",
     type=path,
-    help="Read a CSV of hand grades, as for evaluate; some of that work becomes examples for the models.",
+    help="Read hand grades from a CSV, as for evaluate; the models see some of that work as examples.",
 )
 
-# Options of `grade` and `submit`. Except for those of `Models` and `BatchPlace`, they are arguments of `request_from`.
+# Options of `grade` and `submit`. `request_from` takes them all, except those of `Models` and `BatchPlace`.
 grading_options = combine_options(
     click.argument("folder", type=path),
     click.option("--rubric", type=path, required=True, help="Grade by this rubric (YAML or JSON)."),
@@ -184,7 +185,7 @@ grading_options = combine_options(
         "--ask",
         type=click.Choice(ASK_FORMS),
         default="together",
-        help="Ask for all criteria in one answer, or one question for each.  [default: together]",
+        help="Ask about all criteria in one question, or ask one question for each criterion.  [default: together]",
     ),
     examples_option,
 )

@@ -51,7 +51,7 @@ def local_client(settings: Settings, models: Sequence[str], observe: Callable[[E
     def start(make: Callable[..., PrefillWorker | DecodeWorker]) -> None:
         broker = EmbeddedBroker(server)
         worker = make(broker, stores.kv, stores.cluster_state, tell)
-        # The worker's thread renews this. It is registered here so that a caller sees it at once.
+        # The worker's thread renews its registration. This first one lets a caller see the worker at once.
         stores.cluster_state.register(worker.registration(), REGISTRATION_TTL_S)
         thread = threading.Thread(target=worker.run, name=worker.worker_id, daemon=True)
         thread.start()

@@ -33,15 +33,18 @@ _PIPED_WIDTH = 160  # a pipe or file has no width, and the default of 80 would b
 stdout = Console(width=None if sys.stdout and sys.stdout.isatty() else _PIPED_WIDTH)
 stderr = Console(stderr=True, width=None if sys.stderr and sys.stderr.isatty() else _PIPED_WIDTH)
 
-_GAP = 2  # between two columns
-_WHOLE_BLANK = "\N{NO-BREAK SPACE}"  # Stands for a blank inside a name while lines are wrapped.
-# A command to type, at the end of a line; the colon in `kvasir: ` begins an error instead.
+# Blanks between two columns.
+_GAP = 2
+# Replaces the blanks inside a name while lines are wrapped.
+_WHOLE_BLANK = "\N{NO-BREAK SPACE}"
+# Finds a command to type at the end of a line. After `kvasir: ` comes an error, not a command.
 _COMMAND = re.compile(r"(?<=[^r]:) (?=kvasir [^;:,]*\Z)")
 _FIGURES = re.compile(r"\d[\d,.]*")
-_MAX_LINES, _MAX_NAMES = 11, 12  # limits on the lines below a table, and on the people named in each
+_MAX_LINES, _MAX_NAMES = 11, 12  # most lines below a table, and most people named in a line
 
 _PLAIN_EVERY_S = 5.0
-_EXPECT_EVERY_S, _ASK_EVERY_S = 30.0, 2.0  # seconds between predictions, after the first one is known and before
+# Pause between two predictions, and between two tries until the first prediction is known.
+_EXPECT_EVERY_S, _ASK_EVERY_S = 30.0, 2.0
 _PLAIN_PARTS = 4  # a short class gets one line for each quarter
 
 _NEAR: dict[str, str | int | None] = {
@@ -169,7 +172,8 @@ def print_groups(sayings: Iterable[tuple[str, str, str]], where_all: str = "--js
 
     Texts that differ only in numbers are joined. There is room for a dozen lines; the most frequent text comes first.
     """
-    groups: dict[str, dict[str, dict[str, str]]] = {}  # text by name, by the text without numbers, by heading
+    # heading -> text without its numbers -> name -> whole text
+    groups: dict[str, dict[str, dict[str, str]]] = {}
     for heading, name, text in sayings:
         groups.setdefault(heading, {}).setdefault(_FIGURES.sub("…", text), {})[name] = text
     lines: list[str] = []
@@ -320,7 +324,7 @@ def confirm(question: str, no_change_message: str) -> bool:
         if click.confirm(question, err=True):
             return True
     except click.Abort as abort:
-        click.echo(f"\n{no_change_message}", err=True)  # ends the line of the question
+        click.echo(f"\n{no_change_message}", err=True)  # the line break ends the question's line
         if isinstance(abort.__context__, KeyboardInterrupt):
             raise
         return False

@@ -16,15 +16,16 @@ from messages.errors import InvalidMessage, NewerMessage
 from messages.kv import Block, KVCache, KVLayout, Record, RecurrentState, Window
 from messages.workers import NO_DETAILS, WorkerDetails, WorkerInfo
 
-# Guards against leaks, so it is longer than any deadline or queue. Every put and every use renews it.
+# The TTL only guards against leaks, so it is longer than any deadline and any wait in a queue. Every put and every use
+# renews it.
 TTL_S = 24 * 3600
 
-# For this long it is known which workers stopped registering without unregistering.
+# How long a worker counts as lost after it stopped registering without unregistering.
 LOST_FOR_S = 3600
 
 R = TypeVar("R", Block, Window, RecurrentState)
 Run = tuple[str, int]  # job_id, run
-EncodedRegistration = tuple[bytes, bytes]  # an encoded WorkerInfo and its WorkerDetails; b"" if there are no details
+EncodedRegistration = tuple[bytes, bytes]  # an encoded WorkerInfo, and its encoded WorkerDetails or b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,7 +215,7 @@ def readable_registrations(bodies: Iterable[EncodedRegistration]) -> list[Worker
     """Return the registrations that this program can read, sorted by worker_id. Unreadable details are left out."""
     registrations = []
     for card, details in bodies:
-        with suppress(InvalidMessage, NewerMessage):  # a worker may have another version during an upgrade
+        with suppress(InvalidMessage, NewerMessage):  # during an upgrade a worker may run another version
             registrations.append(codec.decode(card, WorkerInfo))
             if details:
                 registrations[-1] = replace(registrations[-1], details=codec.decode(details, WorkerDetails))

@@ -34,7 +34,7 @@ class BlockRef:
     end: int
     is_shared: bool
     layer: int | None = None  # the layer of a recurrent state
-    is_tagged: bool = False  # shared among the turns of the conversations with its tag
+    is_tagged: bool = False  # shared by the turns of all conversations that have one tag
 
 
 def block_refs(
@@ -56,7 +56,7 @@ def block_refs(
     return list(_block_refs(fingerprint, layout, ids, shared_tokens, job_id, sketch, tag))
 
 
-@lru_cache(maxsize=16)  # a job's references are needed when it is stored, fetched and deleted
+@lru_cache(maxsize=16)  # called when a job's blocks are stored, fetched and deleted
 def _block_refs(
     fingerprint: str, layout: KVLayout, tokens: tuple[int, ...], shared_tokens: int, job_id: str, sketch: str, tag: str
 ) -> list[BlockRef]:

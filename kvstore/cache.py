@@ -14,7 +14,7 @@ from kvstore.blocks import BlockRef
 from messages.errors import StoreUnavailable
 from messages.kv import Block, KVLayout, Record
 
-# Everything that a record is checked against. A request that differs in any of it goes to the store, which checks it.
+# Everything that a record is checked against. A request that differs in any part goes to the store, which checks it.
 _Identity = tuple[str, KVLayout, BlockRef]
 
 
@@ -42,7 +42,7 @@ class CachedKVStore(KVStore):
         absent = [ref for ref in refs if ref not in cached_blocks]
         stored_blocks = iter(self._store.get(fingerprint, layout, absent) if absent else [])
         if shared_refs := [ref for ref in cached_blocks if ref.is_shared]:
-            # The blocks are here already. Whether the store can renew them matters only to other readers.
+            # These blocks are in memory already. If the store can't renew them, only other readers are affected.
             with contextlib.suppress(StoreUnavailable):
                 self._store.find_missing(shared_refs)
         blocks = [cached_blocks[ref] if ref in cached_blocks else next(stored_blocks) for ref in refs]
@@ -60,7 +60,7 @@ class CachedKVStore(KVStore):
         if not self._keeps_puts:
             return self._store.put(fingerprint, layout, records)
         kept_records = list(records)
-        # First, since records that the store refuses are not decoded.
+        # The store comes first, because records that it refuses must not be kept here.
         stored_bytes = self._store.put(fingerprint, layout, kept_records)
         self._keep(fingerprint, layout, [(ref, block) for ref, block in kept_records if isinstance(block, Block)])
         return stored_bytes

@@ -16,8 +16,8 @@ log = logging.getLogger(__name__)
 P = ParamSpec("P")
 T = TypeVar("T")
 
-# The store's clock is read this often and extrapolated in between. Meanwhile clocks drift by far less than a message
-# takes.
+# How often the store's clock is read. In between it is extrapolated. In that time two clocks drift apart by much less
+# than a message takes.
 _CLOCK_EVERY_S = 1.0
 _BEYOND_BOUNDS = 1 << 30
 
@@ -40,8 +40,9 @@ class BestEffortClusterState(ClusterState):
         self._cluster_state = cluster_state
         self._is_away = False
         self.answers = True  # whether the store answered when it was last asked for the time
-        # The last known offset of the store's clock from our monotonic one. Our wall clock is not used, since it may be
-        # set while the store is away.
+
+        # The store's clock minus our monotonic clock, as last measured. Our wall clock is not used, since somebody may
+        # set it while the store is away.
         self._offset_s = time.time() - time.monotonic()
         self._next_look = 0.0
 
@@ -78,10 +79,10 @@ class BestEffortClusterState(ClusterState):
     noted_answers = _best_effort(ClusterState.noted_answers, {})
     is_cancelled = _best_effort(ClusterState.is_cancelled, False)
     claim = _best_effort(ClusterState.claim, True)
-    # The broker's count of returns then decides.
+    # Without crash counts, the broker's count of returns decides.
     count_crashes = _best_effort(ClusterState.count_crashes, _BEYOND_BOUNDS)
     get_sketch = _best_effort(ClusterState.get_sketch, None)
-    reserve = _best_effort(ClusterState.reserve, True)  # a full store then refuses the records themselves
+    reserve = _best_effort(ClusterState.reserve, True)  # if the store is full, it will refuse the records themselves
     reserved_bytes = _best_effort(ClusterState.reserved_bytes, 0)
 
     def close(self) -> None:

@@ -49,7 +49,7 @@ def _check_server(url: str) -> None:
     try:
         with errors_mapped(address):
             server: Any = client.info("server")
-    except TypeError:  # redis-py passes unknown options of the URL on to code that doesn't accept them
+    except TypeError:  # redis-py passes a URL's unknown options on to code that rejects them
         raise ConfigError(f"the store URL for {address} has an option that redis-py does not know: remove it") from None
     finally:
         client.close()

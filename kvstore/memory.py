@@ -50,7 +50,7 @@ class Expiring(Generic[V]):
         with self._lock:
             if len(self._entries) >= self._sweep_at or self._overfull(key, value):
                 self._sweep()
-                self._sweep_at = 2 * len(self._entries) + 64  # so that sweeping takes a constant time per put
+                self._sweep_at = 2 * len(self._entries) + 64  # keeps the average cost of sweeping per put constant
             if self._overfull(key, value):
                 raise StoreUnavailable(
                     f"the store in memory is full ({self._total_bytes:,} of {self.max_bytes:,} bytes)"
@@ -140,7 +140,7 @@ class MemoryKVStore(KVStore):
             data = record.data
             is_whole = data.base is None or getattr(data.base, "nbytes", 0) == data.nbytes
             if not (is_whole and data.flags.c_contiguous):
-                data = data.copy()  # otherwise the whole array that it is a view of would stay in memory
+                data = data.copy()  # a view would keep the whole array behind it in memory
                 record = replace_fields(record, data=data)
             data.flags.writeable = False
             self._held.put(ref.key, _Held(fingerprint, layout, ref, record, xxhash.xxh3_64_intdigest(data.data)), TTL_S)
@@ -182,7 +182,8 @@ class MemoryKVStore(KVStore):
                 raise KVTransferFailed(f"the KV record at position {ref.start} ({ref.key}) is not in the store")
             if (xxh3 := xxhash.xxh3_64_intdigest(held.record.data.data)) != held.xxh3:
                 raise KVTransferFailed(
-                    f"stored KV record at position {ref.start} ({ref.key}) has xxh3 {held.xxh3}, not {xxh3}"
+                    f"the stored KV record at position {ref.start} ({ref.key}) is damaged: its xxh3 was {held.xxh3}, "
+                    f"and is now {xxh3}"
                 )
             record = held.record
             if not isinstance(record, kind) or (held.fingerprint, held.layout, held.ref) != (fingerprint, layout, ref):
@@ -197,7 +198,7 @@ class MemoryClusterState(ClusterState):
 
     def __init__(self, clock: Clock = time.monotonic) -> None:
         self._values: Expiring[bytes] = Expiring(clock=clock)
-        # These are often read as a whole, so they are kept apart from results.
+        # Registrations are often read all together, so they are kept apart from results.
         self._workers: Expiring[bytes] = Expiring(clock=clock)
         self._details: Expiring[bytes] = Expiring(clock=clock)
         self._reservations: Expiring[bytes] = Expiring(clock=clock)

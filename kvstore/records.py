@@ -53,8 +53,8 @@ def check_record(layout: KVLayout, ref: BlockRef, record: Record) -> tuple[Kind,
     expected = ((ref.start, ref.end), ref.layer, shape, NUMPY_TYPES[dtype])
     if (span, layer, data_shape, record.data.dtype) != expected:
         raise ValueError(
-            f"the record is a {kind} over {span} of {record.data.dtype} {data_shape}, "
-            f"not what is under {ref.key}: {dtype} {shape}"
+            f"the record is a {kind} for positions {span}, {record.data.dtype} {data_shape}, "
+            f"but under {ref.key} there must be {dtype} {shape}"
         )
     return kind, dtype, shape
 
@@ -120,7 +120,7 @@ def _array(payload: memoryview, layout: KVLayout, shape: Shape) -> Array:
 def _header(
     kind: Kind, fingerprint: str, dtype: DType, ref: BlockRef, shape: Shape, payload: memoryview
 ) -> dict[str, Any]:
-    # The first field that differs is reported, so causes come before their consequences.
+    # Only the first field that differs is reported. So a field stands before the fields that it determines.
     return {
         "v": VERSION,
         "kind": kind,
@@ -177,7 +177,7 @@ def _check(
 
 
 def _describe(value: object) -> str:
-    # Nested values are not shown, since the record may come from any client.
+    # Nested values are not shown, since any client may have written the record.
     return f"{value!r:.80}" if isinstance(value, str | int | None) else f"of type {type(value).__name__}"
 
 

@@ -29,7 +29,7 @@ class Tombstones:
 
     def __init__(self, cluster_state: ClusterState) -> None:
         self._cluster_state = cluster_state
-        self._none_until: dict[str, float] = {}  # until when a batch is known to have no tombstone; monotonic clock
+        self._none_until: dict[str, float] = {}  # batch id -> until when it counts as not cancelled; monotonic clock
 
     def has(self, batch_id: str) -> bool:
         """Whether the batch was cancelled, as known at most a second ago. Raises as the cluster state does."""
@@ -61,7 +61,7 @@ def counting_crashes(cluster_state: ClusterState, stage: str, job_id: str, run: 
     through = partial(cluster_state.count_crashes, stage, job_id, run, -1)
     try:
         yield min(returns, earlier + 1)
-    except Exception:  # an error ends the job too; what is not an Exception ends the worker
+    except Exception:  # an Exception ends only the job; any other BaseException ends the worker
         through()
         raise
     through()

@@ -9,7 +9,7 @@ from kvstore.base import KVStore
 from kvstore.blocks import BlockRef
 from messages.kv import KVLayout, Record
 
-MAX_PENDING_BLOCKS = 16  # 64 MiB at most; as many again may be in flight
+MAX_PENDING_BLOCKS = 16  # these take at most 64 MiB; another 64 MiB may be under way
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class Uploader:
         self._pending: deque[tuple[BlockRef, Record]] = deque()
         self._condition = threading.Condition()
         self._ending = False  # whether no more puts will come
-        self._dropping = False  # whether it was abandoned or failed
+        self._dropping = False  # whether the upload was abandoned or has failed
         self._error: Exception | None = None
         self._bytes = 0
         self._thread = threading.Thread(target=self._run, name="kv-upload", daemon=True) if background else None

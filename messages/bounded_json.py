@@ -8,8 +8,8 @@ from typing import Any
 
 from messages.limits import MAX_JSON_PIECES
 
-# Matches a whole string (so that nothing inside it is counted), the start of a list or an object, or a comma between
-# entries.
+# Matches one of three: a whole string (so that nothing inside it is counted), the start of a list or an object, or a
+# comma between entries.
 _PIECE = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?|[\[{,]', re.DOTALL)
 
 
@@ -23,5 +23,5 @@ def loads(text: bytes) -> Any:
     limit = MAX_JSON_PIECES
     # Each match takes at least one byte, so a text shorter than the limit need not be counted.
     if len(text) > limit and next(islice(_PIECE.finditer(text), limit, None), None):
-        raise TooManyValues("it holds too many values (lists, objects and texts)")
+        raise TooManyValues("the JSON holds too many values (lists, objects and texts)")
     return json.loads(text)

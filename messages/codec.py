@@ -41,12 +41,13 @@ from messages.kv import KVLayout
 from messages.workers import Link, RateCurve, WorkerDetails, WorkerInfo
 
 VERSION = 2
-_PREVIOUS_VERSION = 1  # in it a prompt was two texts, and a result's KV transfer had another name
+_PREVIOUS_VERSION = 1  # version 1 had a prompt of two texts, and another name for a result's KV transfer
 _EARLIER_NAMES = {"kv_transfer": "hand_over", "transferred_tokens": "handed_over_tokens"}
-# Kvasir's own messages hold one map for each of 256 parts, four for each of 64 questions, and no list longer than a
-# worker's jobs. Values nested much deeper than that could not even be shown in an error.
+# How many lists and maps a message may hold, and how many entries each may have. Kvasir's own messages hold one map for
+# each of 256 parts, four for each of 64 questions, and no list longer than a worker's jobs. Values that nest much
+# deeper could not even be shown in an error.
 _MAX_NESTS, _MAX_LENGTH = 640, 4096
-MAX_MESSAGE_BYTES = 12 * MIB  # below the 16 MiB that RabbitMQ 4 takes
+MAX_MESSAGE_BYTES = 12 * MIB  # below RabbitMQ 4's limit of 16 MiB
 
 _U32 = "I" if array("I").itemsize == 4 else "L"
 
@@ -88,10 +89,10 @@ def decode(body: bytes, expected: type[M]) -> M:
         raise InvalidMessage("the message is not a msgpack map with text keys")
     version = fields.pop("v", None)
     if isinstance(version, int) and version > VERSION:
-        raise NewerMessage(f"message version {version}; this program reads up to {VERSION}")
+        raise NewerMessage(f"the message has version {version}; this program reads versions up to {VERSION}")
     if not isinstance(version, int) or version < _PREVIOUS_VERSION:
         raise InvalidMessage(
-            f"message version {version!r:.20} is not one this program reads: {_PREVIOUS_VERSION} and {VERSION}"
+            f"the message has version {version!r:.20}; this program reads only {_PREVIOUS_VERSION} and {VERSION}"
         )
     kind = fields.pop("kind", None)
     if not isinstance(kind, str) or _KINDS.get(kind) is not expected:
@@ -126,7 +127,8 @@ def _downgrade(fields: dict[str, Any]) -> dict[str, Any]:
     """A message with the previous version's field names."""
     if report := fields.get("decode"):
         fields["decode"] = {_EARLIER_NAMES.get(name, name): value for name, value in report.items()}
-        if "hand_over" in fields["decode"]:  # sent only if there was a KV transfer, which version 1 called by this word
+        # Version 1 called a KV transfer by this word. The field is sent only if there was a transfer.
+        if "hand_over" in fields["decode"]:
             fields["decode"]["hand_over"] = "kv"
     job = fields.get("job", fields)
     if parts := job.pop("prompt", None):
@@ -235,7 +237,7 @@ def _build(cls: type, fields: Any) -> Any:
     field_names, readers = _readers(cls)
     if not fields.keys() <= field_names:
         unknown = min(fields.keys() - field_names, key=str)
-        raise InvalidMessage(f"{cls.__name__} has no field {unknown!r:.60} here; a newer kvasir may read it")
+        raise InvalidMessage(f"{cls.__name__} has no field {unknown!r:.60} in this version; a newer kvasir may read it")
     values = {name: reader(name, fields[name]) for name, reader in readers if name in fields}
     try:
         return cls(**(fields | values if values else fields))

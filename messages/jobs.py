@@ -23,13 +23,13 @@ MIB = 1024 * KIB
 
 MAX_ERROR_BYTES = 8 * KIB
 MAX_TOKENS = 1 << 20
-# Computing a prompt this short (1 KiB of text and a chat template) is faster than storing and fetching its KV cache.
+# A prompt this short (1 KiB of text and a chat template) is computed faster than its KV cache is stored and fetched.
 SHORT_PROMPT_TOKENS = 320
 # The decoder also prefills the first job of each prefill engine, and then one job in this many, to compare the results.
 KV_CHECK_EVERY = 200
 MAX_STOP_STRINGS = 16
 MAX_ANSWERS = 32
-MAX_QUESTION_ANSWERS = 64  # over all questions of a job; several answers to one question count each
+MAX_QUESTION_ANSWERS = 64  # for all questions of a job together; each answer to a question counts
 MAX_SECONDS = 1e9  # upper bound of any duration in a report
 FAR_FUTURE_S = 1e11
 
@@ -67,7 +67,7 @@ class Sampling:
     seed: int = 0
     stop: tuple[str, ...] = ()
     json_schema: str = ""  # JSON text; "" leaves the answer free
-    answers: int = 1  # how many to generate from one KV cache; each has its own seed: seed, seed + 1, …
+    answers: int = 1  # answers to generate from one KV cache; each has its own seed: seed, seed + 1, …
 
     def __post_init__(self) -> None:
         checks.whole("max_tokens", self.max_tokens, 1, MAX_TOKENS)
@@ -248,7 +248,7 @@ class PrefillJob:
         return asks
 
 
-Ask = PrefillJob  # a job that wants a single answer: the whole prompt, its token ids, and its sampling
+Ask = PrefillJob  # a job for a single answer: the whole prompt, its token ids, and its sampling
 
 
 def answer_tokens(job: PrefillJob) -> int:
@@ -352,8 +352,8 @@ class StoredKV:
 
     fingerprint: str
     layout: KVLayout
-    num_tokens: int  # tokens covered, counted from the start: `PrefillJob.kv_tokens`
-    shared_tokens: int  # a multiple of the layout's block length: blocks below it are keyed by content
+    num_tokens: int  # tokens covered, from the start of the prompt: `PrefillJob.kv_tokens`
+    shared_tokens: int  # a multiple of the layout's block length; blocks before this position are keyed by content
     stored_bytes: int = 0
     sketch: str = ""  # hexadecimal hash of the producer's sketch; "": it stored none
 
@@ -373,11 +373,11 @@ class PrefillReport:
 
     worker_id: str = ""
     engine: str = ""
-    queue_s: float = 0.0  # from submission to the prefill worker
+    queue_s: float = 0.0  # from submission until the prefill worker has the job
     prefill_s: float = 0.0  # in the engine
     put_s: float = 0.0  # from the last computed token until the whole KV cache was stored
     computed_tokens: int = 0
-    restored_tokens: int = 0  # prompt tokens whose KV came from stored blocks
+    restored_tokens: int = 0  # prompt tokens whose keys and values came from stored blocks
     put_bytes: int = 0
 
     def __post_init__(self) -> None:
@@ -441,8 +441,8 @@ class DecodeReport:
     transferred_tokens: int = 0
     evaluated_tokens: int = 0
     completion_tokens: int = 0
-    queue_s: float = 0.0  # from submission to the decode worker, prefill included
-    get_s: float = 0.0  # to fetch the KV cache from the store
+    queue_s: float = 0.0  # from submission until the decode worker has the job, prefill included
+    get_s: float = 0.0  # time to fetch the KV cache from the store
     ttft_s: float = 0.0  # from submission to the first token, queues included
     decode_s: float = 0.0  # in the engine
     total_s: float = 0.0  # from submission to the finished answer
@@ -516,7 +516,9 @@ class JobResult:
         checks.one_of("finish_reason", self.finish_reason, FINISH_REASONS)
         checks.whole("attempts", self.attempts, 0, 1_000_000)
         if (self.state == "failed") != (self.error is not None):
-            raise InvalidMessage(f"a result must be 'failed' exactly if it carries an error, not {self.state!r}")
+            raise InvalidMessage(
+                f"a result must be 'failed' if it carries an error, and only then; it is {self.state!r}"
+            )
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,15 +10,16 @@ from typing import Any
 from messages import limits
 from messages.errors import InvalidMessage
 
-# What each keyword adds to, and the limit for a whole schema.
+# For each keyword: the name of the sum to which its values are added, and the limit of that sum in a schema.
 _COUNTS = {
     **dict.fromkeys(("minItems", "maxItems"), ("items in its arrays", limits.MAX_ITEMS)),
     **dict.fromkeys(("minLength", "maxLength"), ("characters in its texts", limits.MAX_LENGTHS)),
     **dict.fromkeys(("minProperties", "maxProperties", "minContains", "maxContains"), ("entries", limits.MAX_LENGTHS)),
 }
-# LLGuidance also reads the last three, in `x-guidance`, as patterns.
+# The last three stand in `x-guidance`. LLGuidance reads them as patterns, too.
 _PATTERNS = ("pattern", "whitespace_pattern", "item_separator", "key_separator")
-_CONDITIONS = {"pattern", "multipleOf", "allOf", "anyOf", "oneOf", "$ref"}  # that can apply to the same value at once
+# Several of these keywords can apply to the same value at once.
+_CONDITIONS = {"pattern", "multipleOf", "allOf", "anyOf", "oneOf", "$ref"}
 _REPETITION = re.compile(r"[{,](\d+)\}")
 
 

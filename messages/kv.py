@@ -73,12 +73,12 @@ class KVLayout:
         for layer in listed_layers:
             checks.whole("window_layers, recurrent_layers and both_layers", layer, 0, self.num_layers - 1)
         if len(set(listed_layers)) != len(listed_layers):
-            raise InvalidMessage("window_layers, recurrent_layers and both_layers must name each layer once at most")
+            raise InvalidMessage("window_layers, recurrent_layers and both_layers must name each layer at most once")
         if bool(self.window_layers) != bool(self.window):
             raise InvalidMessage("window_layers and window must be given together")
         for name, shape, sizes in (("conv_shape", self.conv_shape, 2), ("matrix_shape", self.matrix_shape, 3)):
             if shape and (len(shape) != sizes or not self.state_layers):
-                raise InvalidMessage(f"{name} must be {sizes} numbers, and needs recurrent layers")
+                raise InvalidMessage(f"{name} must hold {sizes} numbers, and the model must have recurrent layers")
             for size in shape:
                 checks.whole(name, size, 1, 1 << 20)
 
@@ -222,7 +222,7 @@ class KVCache:
         position = 0
         for block in self.blocks:
             if block.start != position:
-                raise KVTransferFailed(f"a KV block is at position {block.start}, not {position}")
+                raise KVTransferFailed(f"a KV block begins at position {block.start}, not {position}")
             if block.data.shape != self.layout.block_shape(block.num_tokens):
                 raise KVTransferFailed(
                     f"a KV block has shape {block.data.shape}, not {self.layout.block_shape(block.num_tokens)}"
@@ -234,11 +234,11 @@ class KVCache:
         if [(state.layer, state.position) for state in self.states] != [
             (n, position) for n in self.layout.state_layers
         ]:
-            raise KVTransferFailed(f"there is not one state of each recurrent layer at position {position}")
+            raise KVTransferFailed(f"there must be one state of each recurrent layer at position {position}")
         if any(
             state.data.shape != (self.layout.state_size,) or state.data.dtype != STATE_TYPE for state in self.states
         ):
-            raise KVTransferFailed(f"a recurrent state is not {self.layout.state_size:,} float32 values")
+            raise KVTransferFailed(f"a recurrent state must have {self.layout.state_size:,} float32 values")
 
     def _check_window(self, position: int) -> None:
         layout, window = self.layout, self.window
@@ -250,7 +250,7 @@ class KVCache:
         if data.shape != layout.window_shape(rows) or data.dtype != layout.numpy_type:
             raise KVTransferFailed(f"the window record has the wrong dtype or shape: {data.dtype}, {data.shape}")
         if rows < min_rows:
-            raise KVTransferFailed(f"the window record has {rows} rows; {min_rows} are needed")
+            raise KVTransferFailed(f"the window record has {rows} rows, but needs {min_rows}")
 
     @property
     def num_tokens(self) -> int:
@@ -281,7 +281,7 @@ class KVCache:
         evaluated."""
         if self.num_tokens > tokens - min_evaluated:
             none = ": none is left to evaluate" if min_evaluated else ""
-            raise KVTransferFailed(f"the KV cache covers {self.num_tokens:,} tokens of {tokens:,}{none}")
+            raise KVTransferFailed(f"the KV cache covers {self.num_tokens:,} of the prompt's {tokens:,} tokens{none}")
 
 
 def assemble_cache(layout: KVLayout, records: Sequence[Record]) -> KVCache:

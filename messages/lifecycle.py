@@ -29,7 +29,7 @@ class Step(StrEnum):
     PASSED_ON = "passed_on"  # decode job published and confirmed
     STOLEN = "stolen"  # taken from its queue by a decode worker of another model
     DECODE_STARTED = "decode_started"
-    KV_CHECKED = "kv_checked"  # compared with the decoder's own prefill
+    KV_CHECKED = "kv_checked"  # the transferred KV cache was compared with the decoder's own prefill
     FIRST_TOKEN = "first_token"
     ANSWERED = "answered"
     REPLIED = "replied"

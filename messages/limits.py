@@ -11,12 +11,12 @@ MAX_PROMPT_BYTES = 1 * _MIB
 MAX_ANSWER_BYTES = 4 * _MIB
 MAX_PARTS = 256  # parts of a prompt and of the questions after it
 
-# JSON before it is parsed: how many strings, lists, objects and commas it may have. A schema of the maximum size has
+# A JSON text. Its strings, lists, objects and commas are counted before it is parsed. A schema of the maximum size has
 # about 60,000.
 MAX_JSON_PIECES = 100_000
 
-# A job's JSON schema. The libraries that build a grammar from it unroll repetitions, follow references recursively on
-# the native stack, and multiply automata before they check any limits themselves.
+# A job's JSON schema. The libraries that build a grammar from it unroll repetitions, follow references
+# recursively on the native stack, and multiply automata. They check their own limits only afterwards.
 MAX_SCHEMA_BYTES = 256 * _KIB
 MAX_SCHEMA_VALUES = 40_000
 MAX_SCHEMA_DEPTH = 64
@@ -26,7 +26,7 @@ MAX_LENGTHS = 10_000_000  # minLength and maxLength of all texts together
 MAX_PATTERN_BYTES = 4 * _KIB
 MAX_REPETITIONS = 100_000  # product of all repetitions in a pattern
 MAX_DIVISOR_DIGITS = 5  # significant digits of multipleOf
-MAX_JOINED_PATTERNS = 8  # in a schema with several conditions for one value
+MAX_JOINED_PATTERNS = 8  # patterns in a schema in which several conditions apply to one value
 
 # Requests to the gateway.
 MAX_BODY_BYTES = 8 * _MIB
@@ -43,7 +43,7 @@ MAX_ENTRIES = MAX_PARTS  # entries of a list or an object in a request; schemas 
 MAX_LINES = 50_000
 MAX_LINE_BYTES = 8 * _MIB
 MAX_FILE_BYTES = 200 * _MIB
-MAX_UPLOAD_BYTES = MAX_FILE_BYTES + 64 * _KIB  # plus the form around the file
+MAX_UPLOAD_BYTES = MAX_FILE_BYTES + 64 * _KIB  # the file, and the form around it
 MAX_UPLOADS_BYTES = 4 * _GIB  # for all uploads under way
 MAX_UPLOADS_BYTES_PER_KEY = 1 * _GIB
 MAX_FILES_BYTES_PER_KEY = 20 * _GIB
@@ -53,7 +53,7 @@ MAX_BATCHES_PER_KEY = 32
 # Replies of other servers.
 MAX_REPLY_BYTES = 4 * _MIB  # for the engines `openai` and `ollama`: a list of models, an error, or one line of a stream
 MAX_STREAM_BYTES = 64 * _MIB  # a whole stream: 200,000 tokens, each in a separate event
-MAX_WAITING_EVENTS = 1_000  # events received and not yet read
+MAX_WAITING_EVENTS = 1_000  # events that were received and not yet read
 MAX_SERVER_REPLY_BYTES = 8 * _MIB  # for llama-server and vLLM, whose replies may list a prompt's tokens
 
 # A chat template. It is rendered once in a separate process before it is used.

@@ -2,8 +2,8 @@
 
 import re
 
-# The characters at which str.splitlines() ends a line; httpx and Ollama's client use it. JSON does not escape the last
-# three.
+# The characters at which str.splitlines() ends a line. httpx and Ollama's client split lines with it. JSON does not
+# escape the last three.
 _BREAKS = re.compile("[\n\r\v\f\x1c-\x1e\x85\u2028\u2029]")
 
 

@@ -21,8 +21,8 @@ Objects = Literal["closed", "open", "verbatim"]
 
 _SCHEMAS_BY_NAME = ("properties", "patternProperties", "$defs", "definitions")
 _SCHEMAS = ("allOf", "anyOf", "oneOf", "prefixItems", "items", "additionalItems", "additionalProperties")
-# The other keywords that LLGuidance enforces (parser/src/json/schema.rs), and those that it accepts and ignores. JSON
-# Schema (core, 6.5) treats any other keyword as an annotation, so it is left out.
+# The other keywords that LLGuidance enforces (parser/src/json/schema.rs), or accepts and ignores. All others are
+# annotations (JSON Schema core, 6.5), and are left out.
 _VALUES = {
     "type", "const", "enum", "$ref", "required", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum",
     "multipleOf", "minLength", "maxLength", "pattern", "minItems", "maxItems", "minProperties", "maxProperties",
@@ -30,7 +30,7 @@ _VALUES = {
     "x-guidance",
 }  # fmt: skip
 _FORMATS = {"date-time", "date", "time", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"}
-# Keywords that no engine can enforce, each with the values that require nothing.
+# Keywords that no engine can enforce. Each has the values that require nothing and may therefore stay.
 _NOT_ENFORCED: dict[str, tuple[Any, ...]] = {
     "uniqueItems": (False,),
     "propertyNames": (True, {}, {"type": "string"}),
@@ -82,7 +82,7 @@ def _strict(node: Any, path: str, kept_names: Collection[str], closes: bool) -> 
     if _NOT_REGULAR.search(str(node.get("pattern", ""))):
         raise InvalidSchema(f"the JSON schema uses look-around or a back reference, at {path}: pattern")
     if not str(node.get("$ref", "#")).startswith("#"):
-        raise InvalidSchema(f"the JSON schema refers to something outside it, at {path}: $ref")
+        raise InvalidSchema(f"the JSON schema refers to something outside itself, at {path}: $ref")
     return {**strict, "additionalProperties": False} if closes and _names_its_keys(node) else strict
 
 

@@ -69,14 +69,14 @@ class RateCurve:
     parallel sequences."""
 
     model: str
-    at: tuple[float, ...]  # prompt tokens, or sequences decoded at once; ascending
-    tokens_per_s: tuple[float, ...]  # for a prompt of that length, or for all parallel sequences together
+    at: tuple[float, ...]  # at how many prompt tokens, or parallel sequences, a rate was measured; ascending
+    tokens_per_s: tuple[float, ...]  # the rate for a prompt of that length, or of all parallel sequences together
 
     def __post_init__(self) -> None:
         checks.model_name("model", self.model)
         _check_columns("at and tokens_per_s", (self.at, self.tokens_per_s), MAX_POINTS)
         if not self.at or any(after <= before for before, after in pairwise((0, *self.at))):
-            raise InvalidMessage("at must hold at least one number; all must be above 0 and ascending")
+            raise InvalidMessage("at must hold at least one number; the numbers must be above 0, and ascend")
 
     def rate(self, at: float) -> float:
         """Tokens a second at `at`: interpolated linearly between two points, constant before the first and after the
@@ -94,12 +94,12 @@ class Link:
 
     peer: str  # its host
     rtt_ms: float = 0.0
-    mb_per_s: float = 0.0  # what comes from there on one connection; 0: not measured, here and below
-    put_mb_per_s: float = 0.0  # what goes there on one
-    parallel_mb_per_s: float = 0.0  # what comes on several at once, together
-    card_mb_per_s: float = 0.0  # what the fastest network card here negotiated
-    stalls_at: int = 0  # bytes of the smallest message tried that did not pass; 0: all passed
-    rmem_max: int = 0  # bytes: the largest receive buffer that a program here may ask the kernel for
+    mb_per_s: float = 0.0  # MB/s from the peer on one connection; 0: not measured, as in the next three fields
+    put_mb_per_s: float = 0.0  # MB/s to the peer on one connection
+    parallel_mb_per_s: float = 0.0  # MB/s from the peer on several connections together
+    card_mb_per_s: float = 0.0  # MB/s that the fastest network card of this machine has negotiated
+    stalls_at: int = 0  # bytes of the smallest test message that did not get through; 0: all did
+    rmem_max: int = 0  # bytes; the largest receive buffer that a program on this machine may ask for
 
     def __post_init__(self) -> None:
         checks.text("peer", self.peer, 255)
@@ -115,16 +115,16 @@ class WorkerDetails:
     Every field may be left out; it then says nothing.
     """
 
-    roles: tuple[WorkerStage, ...] = ()  # all roles of the worker's process; each role has a registration
+    roles: tuple[WorkerStage, ...] = ()  # all roles of the worker's process; each role has its own registration
     prefill_curves: tuple[RateCurve, ...] = ()  # rates by prompt length, one curve for each model
     decode_curves: tuple[RateCurve, ...] = ()  # rates by parallel sequences, one curve for each model
     links: tuple[Link, ...] = ()
-    clock_s: float = 0.0  # its machine's clock minus the store's
+    clock_s: float = 0.0  # seconds by which the machine's clock is ahead of the store's
     engine_build: str = ""
-    slot_file_version: str = ""  # version of the KV cache files that its engine reads and writes
+    slot_file_version: str = ""  # version of the KV cache files that the worker's engine reads and writes
     paused_because: str = ""  # why it paused itself, in a sentence; "": it is not paused
-    template: str = ""  # hash of its chat template's output for fixed conversations
-    turns: int = 0  # how many `bulk` queues it takes jobs from in turn; 0: only from the first
+    template: str = ""  # hash of what its chat template prints for fixed conversations
+    turns: int = 0  # how many `bulk` queues it serves in turn; 0: only the first
 
     def __post_init__(self) -> None:
         checks.tuple_of("roles", self.roles, str, 2)
@@ -136,7 +136,7 @@ class WorkerDetails:
             curves = getattr(self, name)
             checks.tuple_of(name, curves, RateCurve, MAX_CURVES)
             if len({curve.model for curve in curves}) < len(curves):
-                raise InvalidMessage(f"{name} must be of different models")
+                raise InvalidMessage(f"the curves in {name} must be for different models")
         checks.tuple_of("links", self.links, Link, MAX_LINKS)
         checks.whole("turns", self.turns, 0, 1 << 32)
         checks.number("clock_s", self.clock_s, -_MAX_RATE, _MAX_RATE)
@@ -183,14 +183,14 @@ class WorkerInfo:
     off: str = ""  # why it takes no jobs now: paused, outside its hours, SELF_PAUSED, ENGINE_AWAY
     notes: str = ""  # one sentence for the operator
     jobs: tuple[str, ...] = ()  # ids of the jobs that it holds
-    # Decode workers only: the models in memory, home model first, and what the worker has measured of each; 0: nothing
-    # yet.
+
+    # Of decode workers only: the models in memory, the home model first, and what was measured of each. 0: nothing yet.
     resident: tuple[str, ...] = ()
     resident_tokens_per_s: tuple[float, ...] = ()  # of one sequence
     resident_answer_tokens: tuple[float, ...] = ()  # mean length of an answer
-    stolen: int = 0  # jobs of other models taken since start
-    not_stolen: int = 0  # how often stealing a job would not have paid
-    left: int = 0  # how often it left jobs of its own model to a faster worker
+    stolen: int = 0  # jobs that it took from other models since its start
+    not_stolen: int = 0  # how often it took no job of another model, because stealing would not have saved time
+    left: int = 0  # how often it left a job of its own model to a faster worker
     layout: str = ""  # its KV cache's layout, from `layout_text`; "": no transfer, or an older worker
     sketch: str = ""  # hexadecimal hash of its engine's sketch; "": it has none, or an older worker
     refuses: tuple[str, ...] = ()  # decode workers only: sketches of the engines whose KV caches it refuses
@@ -210,7 +210,7 @@ class WorkerInfo:
         for name in ("started_at", "tokens_per_s", "chars_per_token"):
             checks.number(name, getattr(self, name), 0, _MAX_RATE)
         if not isinstance(self.jobs, tuple) or len(self.jobs) > 1024:
-            raise InvalidMessage("jobs must be at most 1,024 job ids")
+            raise InvalidMessage("jobs must hold at most 1,024 job ids")
         for job in self.jobs:
             checks.identifier("jobs", job)
         checks.instance("details", self.details, WorkerDetails)
@@ -222,7 +222,7 @@ class WorkerInfo:
         if any(not isinstance(column, tuple) or len(column) != len(self.refuses) for column in columns):
             raise InvalidMessage("refuses_because must have a reason for each sketch in refuses")
         if len(self.refuses) > MAX_REFUSALS:
-            raise InvalidMessage(f"refuses must be at most {MAX_REFUSALS} sketches")
+            raise InvalidMessage(f"refuses must hold at most {MAX_REFUSALS} sketches")
         for sketch, reason in zip(*columns, strict=True):
             checks.text("refuses", sketch, 255)
             checks.text("refuses_because", reason, 1024)
@@ -230,9 +230,9 @@ class WorkerInfo:
     def _check_resident(self) -> None:
         columns = (self.resident_tokens_per_s, self.resident_answer_tokens)
         if not isinstance(self.resident, tuple) or len(self.resident) > 64:
-            raise InvalidMessage("resident must be at most 64 models")
+            raise InvalidMessage("resident must hold at most 64 models")
         if any(not isinstance(column, tuple) or len(column) != len(self.resident) for column in columns):
-            raise InvalidMessage("the measured figures must be one for each resident model")
+            raise InvalidMessage("resident_tokens_per_s and resident_answer_tokens must hold a number for each model")
         for model in self.resident:
             checks.model_name("resident", model)
         for name, column in zip(("resident_tokens_per_s", "resident_answer_tokens"), columns, strict=True):

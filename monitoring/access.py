@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 LOOPBACK = "127.0.0.1"
 _LOOPBACK_NAMES = ("localhost", LOOPBACK, "::1")
-_PRIVATE_DOMAINS = ("internal", "lan", "local", "localhost")  # names in these domains can't be registered from outside
+_PRIVATE_DOMAINS = ("internal", "lan", "local", "localhost")  # nobody can register a public name in these domains
 
 _Message = MutableMapping[str, Any]
 

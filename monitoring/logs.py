@@ -21,7 +21,7 @@ from messages.lines import on_one_line
 
 Style = Literal["console", "json"]
 
-TIME_FIRST = '{"time": "'  # the beginning of each line of the JSON style; the time follows, in UTC
+TIME_FIRST = '{"time": "'  # each line in the JSON style begins with this; the time follows, in UTC
 
 # Our packages log at the requested level; libraries log only from WARNING on (pika logs routine steps at INFO).
 ROOMS = (
@@ -37,7 +37,7 @@ _WORD = re.compile(r"[A-Za-z0-9._:/\-]{1,128}\Z")
 _WARNED_OF = (Step.RETRIED, Step.KV_GONE, Step.REDELIVERED, Step.ISOLATED, Step.FAILED)
 _LEVELS = {
     **dict.fromkeys(_WARNED_OF, logging.WARNING),
-    Step.FIRST_TOKEN: logging.DEBUG,  # its time is also in the line of ANSWERED
+    Step.FIRST_TOKEN: logging.DEBUG,  # DEBUG, because the line of ANSWERED has its time too
 }
 
 _FIRST_FIELDS = ("time", "level", "logger", "event")
@@ -53,7 +53,7 @@ def configure(level: str = "info", style: Style = "console", background: bool = 
 
     `background`: a separate thread writes the lines, for workers with many threads and many short jobs.
     """
-    # A line's thread, process and caller are not used, and looking them up takes a fifth of its time.
+    # Log lines don't show thread, process and caller. Looking them up would take a fifth of the time for a line.
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
     logging._srcfile = None
     root = logging.getLogger()
@@ -88,7 +88,7 @@ def _may_be_told(name: str, value: object) -> bool:
     return isinstance(value, (int, float)) and _is_figure(name)
 
 
-@lru_cache(maxsize=1024)  # the jobs of a batch share most of them
+@lru_cache(maxsize=1024)  # most of these values are equal for all jobs of a batch
 def _is_known_word(name: str, value: str) -> bool:
     return name in _WORDS and bool(_WORD.match(value))
 
@@ -181,7 +181,7 @@ class _Background(_Stderr):
                 sys.stderr.write("".join(line for line in lines if isinstance(line, str)))
                 sys.stderr.flush()
             for line in lines:
-                if isinstance(line, threading.Event):  # a flush: all lines before it have been written
+                if isinstance(line, threading.Event):  # a flush: all earlier lines have been written
                     line.set()
 
 

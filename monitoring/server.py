@@ -25,7 +25,7 @@ from messages.errors import ConfigError
 from monitoring.access import LOOPBACK, why_not
 
 MAX_CONNECTIONS = 32
-_REQUEST_TIMEOUT_S = 10.0  # for the whole request: connecting, sending it, reading the answer
+_REQUEST_TIMEOUT_S = 10.0  # for a whole request: connecting, sending, reading the answer
 
 Answer = tuple[int, str, bytes]  # status, content type, body
 
@@ -36,7 +36,7 @@ class Page:
 
     registry: CollectorRegistry
     health: Callable[[], Mapping[str, Any]]
-    why_not_ready: Callable[[], list[str]]  # sentences; empty if it is ready
+    why_not_ready: Callable[[], list[str]]  # reasons, as sentences; empty if the process is ready
     status: Callable[[], Mapping[str, Any]]
 
     def answer(self, path: str) -> Answer:
@@ -82,7 +82,7 @@ class PageServer(AbstractContextManager["PageServer"]):
 
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
-    block_on_close = False  # a client that stays must not delay a worker that stops
+    block_on_close = False  # a client that stays connected must not delay a worker's stop
     request_queue_size = 64
 
     def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
@@ -113,7 +113,7 @@ class _Server(ThreadingHTTPServer):
     def _cut(self, request: Any) -> None:
         self._since.pop(request, None)
         with suppress(OSError):
-            request.shutdown(socket.SHUT_RDWR)  # its thread sees the end of the connection and ends
+            request.shutdown(socket.SHUT_RDWR)  # the connection's thread then ends by itself
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Ignore a client that disconnected in the middle."""

@@ -17,7 +17,8 @@ from messages.lifecycle import Event, Step
 
 log = logging.getLogger(__name__)
 
-# The spans of an event, each with the fact that is its duration. The last one ends with the event.
+# Spans that an event makes, in order: the name, and which fact of the event holds its duration. The last span ends at
+# the time of the event.
 _SPANS = {
     Step.SUBMITTED: (("submit", ""),),
     Step.KV_STORED: (("prefill", "prefill_s"), ("KV put", "put_s")),
@@ -50,7 +51,7 @@ class SpanMaker:
         from opentelemetry.sdk.trace import RandomIdGenerator, TracerProvider
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
-        # A submission's span has the ids that the job's messages carry; all other spans are below one.
+        # A submission's span has the ids that the job's messages carry. The job's other spans are its children.
         ids, random_ids = RandomIdGenerator(), RandomIdGenerator()
         ids.generate_trace_id = lambda: self._root.trace_id
         ids.generate_span_id = lambda: self._root.span_id if self._root else random_ids.generate_span_id()
@@ -58,7 +59,7 @@ class SpanMaker:
         self.provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
         self._tracer = self.provider.get_tracer("kvasir")
         self._trace = trace
-        self._root: Any = None  # the context of a submission's span while it is made
+        self._root: Any = None  # set while a submission's span is made: the ids of that span
         self._links: dict[str, list[Any]] = {}
         self._lock = threading.Lock()
 

@@ -22,24 +22,27 @@ log = logging.getLogger(__name__)
 
 Clock = Callable[[], float]  # returns seconds, and never goes back
 
-# Share of the store's maximum. The rest is for results, registrations, and what a reservation did not foresee.
+# The share of the store's maximum that KV caches may take. The rest is for results, registrations and unforeseen
+# records.
 HIGH_WATER = 0.85
-# A dead worker's reservation expires after this time.
+# The reservation of a dead worker expires after this time.
 RESERVATION_TTL_S = 10.0
 RENEW_EVERY_S = 1.0
 _NO_LIMIT = 1 << 62
 _LOOK_EVERY_S = 0.5
-_KNOWN_FOR_S = 1.0  # how long a reading that was far from full is trusted
-# A queue's depth may be wrongly read as zero, so one reading is not enough to evict a class's prefix.
+# Seconds for which a reading is trusted, if it was far from full.
+_KNOWN_FOR_S = 1.0
+# One reading is not enough to evict a class's prefix, because the broker may wrongly report that no job waits.
 _IDLE_FOR_SURE_S = 1.0
-# If no job has waited for decode for this long and there is still no room, the store will not get emptier soon.
+# If for this long no job has waited for decode, and there is still no room, the store will not empty soon.
 _PATIENCE_S = 10.0
 _HOPELESS_FOR_S = 30.0
-# A job that needs no more than this share of the mark reserves nothing while the store is far from full. The two round
-# trips and the thread would be most of a short prompt's cost, and even a hundred such jobs take only a tenth of the
-# mark.
+# A job that needs at most this share of the high-water mark makes no reservation while the store is far from full. For
+# a short prompt, two round trips and a thread would cost more than the rest of its prefill. Even a hundred such jobs
+# take only a tenth of the mark.
 _NEGLIGIBLE = 1 / 1024
-# Share of the mark that is freed beyond what one job needs. Otherwise every job would have to wait for the next check.
+# Eviction frees this share of the high-water mark in addition to what one job needs. Otherwise every job would wait for
+# the next check.
 _SPARE = 1 / 16
 
 
@@ -71,15 +74,16 @@ class Admission:
         self._name = name
         self._decode_waits = decode_waits
         self._clock = clock
-        self._refused_bytes = 0  # bytes of the last job that found no room; 0: admission is open
+        self._refused_bytes = 0  # bytes that the last refused job needed; 0: admission is open
         self._next_look = 0.0
-        self._idle_since = 0.0  # since then no check found a job that waits for decode
+        # Time of the last check that found a job waiting for decode, or of the refusal.
+        self._idle_since = 0.0
         self._hopeless_until = 0.0
         self._last_usage = StoreUsage(0, 0)
         self._asked_at = -math.inf
         self._granted_bytes = 0  # bytes granted since then
         self._lock = threading.Lock()
-        self._numbers = count()  # numbers of reservations, since several jobs of a worker may have one
+        self._numbers = count()  # one worker may hold several reservations, and each needs a number
 
     def is_open(self) -> bool:
         """Return whether to take a job now.
@@ -96,7 +100,7 @@ class Admission:
             try:
                 may_try = self._find_capacity(self._refused_bytes) or self._is_hopeless()
             except StoreUnavailable:
-                may_try = True  # the job will notice, and go on without its KV cache
+                may_try = True  # the job will find the store unavailable, and go on without a KV cache
             if may_try:
                 self._refused_bytes = 0
             return may_try
@@ -120,7 +124,7 @@ class Admission:
             if usage.max_bytes and size and not negligible:
                 if size > mark:
                     raise StoreUnavailable(
-                        f"the KV cache takes {size:,} bytes, more than the {mark:,} that all may take together"
+                        f"the KV cache takes {size:,} bytes, but all KV caches together may take only {mark:,}"
                     )
                 name = f"{self._name}.{next(self._numbers)}"
                 if not self._cluster_state.reserve(name, size, mark - usage.used_bytes, RESERVATION_TTL_S):
@@ -132,7 +136,7 @@ class Admission:
 
     def _refuse(self, size: int) -> NoReturn:
         if self._clock() < self._hopeless_until and not self._decode_waits():
-            raise StoreUnavailable(f"no room for {size:,} bytes, and no job waits for decode that would free some")
+            raise StoreUnavailable(f"no room for {size:,} bytes; no job waits for decode, so none will free memory")
         log.info("the store has no room for %s bytes: taking no jobs until it has", f"{size:,}")
         self._refused_bytes = size
         self._idle_since = self._clock()
@@ -188,9 +192,8 @@ def _keep_reserved(cluster_state: ClusterState, name: str, measure: Callable[[],
         while not stop_event.wait(RENEW_EVERY_S):
             try:
                 cluster_state.reserve(name, measure(), _NO_LIMIT, RESERVATION_TTL_S)
-            except (
-                StoreUnavailable
-            ) as error:  # not renewed, the reservation still counts by the records that are already stored
+            except StoreUnavailable as error:
+                # An expired reservation does little harm, because the records that are stored already count.
                 log.info("the reservation was not renewed: %s", error)
 
     thread = threading.Thread(target=renew, name="reservation", daemon=True)

@@ -22,20 +22,20 @@ from prefill_worker.free_memory import FreeMemory
 
 log = logging.getLogger(__name__)
 
-# Below this many tokens, computing is as fast as restoring, which costs a transfer and a slot write.
+# For fewer tokens than this, computing is as fast as fetching a KV cache and writing it into a slot.
 MIN_RESUME_TOKENS = 64
-# A worker's assumed speed until it is measured. It is low, since waiting for another worker costs less than computing
-# the same prefix twice.
+# Assumed speed of a worker until it has measured its own. The guess is low, because waiting for another worker costs
+# less than computing the same prefix twice.
 _FIRST_GUESS_TOKENS_PER_S = 100.0
-# Factor for waiting, since another worker's prefix can be used only once it is stored.
+# The wait is longer than computing the prefix by this factor, because the other worker must also store the prefix.
 _STORING_TOO = 1.5
-# Pauses between checks for another worker's prefix, and of the decode workers' registrations.
+# Pauses between two checks for another worker's prefix, and between two readings of the decode workers' registrations.
 _LOOK_EVERY_S = 0.1
 REFUSALS_EVERY_S = 3.0
 
-# Below this size, storing is faster than starting a thread that stores while the engine computes.
+# A smaller KV cache is stored faster without a thread that stores while the engine computes.
 _BEHIND_BYTES = 1 << 20
-_HEADER_BYTES = 512  # overhead of a record and its key
+_HEADER_BYTES = 512  # bytes that a record's key and header take
 
 _Records = list[tuple[type[Record], BlockRef]]
 
@@ -59,7 +59,7 @@ class KVWriter:
     ) -> None:
         self.admission = Admission(kv, cluster_state, worker_id, decode_waits)
         self.leases = PrefixLeases(cluster_state, worker_id)
-        self.tokens_per_s = self.prompt_s = 0.0  # moving averages; 0: no prompt was computed yet
+        self.tokens_per_s = self.prompt_s = 0.0  # moving averages; 0 before the first prompt
         self.curves = MeasuredCurves()
         self.engine = loaded_engine.engine
         self.store = kv
@@ -90,7 +90,8 @@ class KVWriter:
                 transfer.compute_in_parts()
         except NoCapacity:
             raise
-        except Exception as error:  # no decode job will refer to the stored records, so they must be deleted here
+        # No decode job will name the stored records, so nobody else would delete them.
+        except Exception as error:
             transfer.drop_own()
             if isinstance(error, StoreUnavailable):
                 reason = f"the store did not accept it: {error}"
@@ -146,22 +147,24 @@ class _Transfer:
         num_tokens = job.kv_tokens  # the decode worker computes the rest
         shared_tokens = shared_boundary(layout, min(job.shared_tokens, num_tokens))
         fingerprint = self._engine.info.fingerprint
-        # The sketch is part of the records' names, so a prompt is resumed only from records whose engine computes the
-        # same values.
+        # The sketch is part of the records' names. A prompt is therefore resumed only from records of engines that
+        # compute the same values.
         sketch = owner.sketch
         size = num_tokens * layout.token_bytes + layout.state_bytes
         self.kv = StoredKV(fingerprint, layout, num_tokens, shared_tokens, size, sketch)
         self.report = replace_fields(report, restored_tokens=num_tokens)
         self._refs = block_refs(fingerprint, layout, job.tokens, num_tokens, shared_tokens, job.job_id, sketch, job.tag)
         self._resumes = self._engine.info.capabilities.resumes
-        # The class-wide part is computed separately, because snapshots describe the end of a sequence and can't be cut.
-        # In a conversation, the same holds up to the last whole block, where the next turn resumes.
+        # The class-wide part is computed by itself, because a snapshot describes the end of a sequence and can't be
+        # cut. In a conversation, the part up to the last whole block is computed by itself too: the next turn resumes
+        # there.
         self._stops_at_boundary = self._resumes and shared_tokens >= MIN_RESUME_TOKENS
         last_boundary = shared_boundary(layout, num_tokens) if job.tag and layout.snapshots and self._resumes else 0
         self._turn_end = last_boundary if last_boundary >= max(MIN_RESUME_TOKENS, shared_tokens + 1) else 0
-        # The records that were absent a moment ago; None as soon as another worker may have stored some of them.
+        # The records that the last check did not find; None once another worker may have stored some of them.
         self.known_absent: _Records | None = None
-        self._has_repaired = False  # whether a damaged start was deleted; it is computed again only once
+        # Whether a damaged start was deleted and computed again. This is done only once.
+        self._has_repaired = False
 
     def bytes_to_store(self) -> int:
         """Return about how many bytes its absent records will take in the store."""
@@ -182,8 +185,8 @@ class _Transfer:
             elif type_ is RecurrentState:
                 payload = layout.state_bytes // len(layout.state_layers)
             size = payload + _HEADER_BYTES
-            # Redis's allocator (jemalloc) has four sizes in each doubling, so a record of 4 MiB plus its header takes 5
-            # MiB.
+            # jemalloc, the allocator of Redis, has four sizes in each doubling. A record of 4 MiB plus its header takes
+            # 5 MiB.
             step = 1 << max(0, size.bit_length() - 3)
             total += -(-size // step) * step
         return total
@@ -192,7 +195,7 @@ class _Transfer:
         """Delete the records that were stored only for this job."""
         try:
             self._store.delete([ref for _, ref in self._records(self.kv.num_tokens) if not ref.is_shared])
-        except StoreUnavailable as error:  # the records expire by their TTL
+        except StoreUnavailable as error:  # the store deletes the records after their TTL
             log.info("job %s: its blocks stay until their TTL: %s", self._job.job_id, error)
 
     def compute_in_parts(self) -> None:
@@ -236,7 +239,8 @@ class _Transfer:
         except BaseException:
             uploader.abandon()
             with suppress(KvasirError):
-                uploader.finish()  # otherwise its thread might store a block after all of them were deleted
+                # The thread must end first, or it might store a block after the others are deleted.
+                uploader.finish()
             raise
 
     def _upload(self, uploader: Uploader, end: int, absent: _Records, resume: KVCache | None) -> None:
@@ -351,7 +355,8 @@ class PrefixLeases:
         name = (f"prefix-{chain}", 1)
         give_up = time.monotonic() + patience_s
         while True:
-            with self._lock:  # the store can't tell the jobs of one worker apart
+            # The store can't tell the jobs of one worker apart, so `_claims` lists the prefixes that they compute.
+            with self._lock:
                 holds_lease = name not in self._claims and self._cluster_state.claim(
                     *name, self._worker_id, CLAIM_TTL_S
                 )
@@ -362,7 +367,7 @@ class PrefixLeases:
             if stop.wait(_LOOK_EVERY_S):
                 raise Cancelled("cancelled while another worker computed the prefix")
         try:
-            # The previous holder of the lease may have just finished.
+            # The previous holder of the lease may have stored the prefix a moment ago.
             yield not is_there()
         finally:
             if holds_lease:

@@ -38,7 +38,7 @@ from prefill_worker.kv_transfer import KVWriter, Refusals
 
 log = logging.getLogger(__name__)
 
-# Fields of the report that the event contains.
+# Fields of the prefill report that the event KV_STORED contains.
 _FACTS = ("prefill_s", "put_s", "put_bytes", "computed_tokens", "restored_tokens")
 _EARLIER_VERSION = "the job's message version can't name the producer of a KV cache"
 
@@ -111,17 +111,17 @@ class PrefillWorker:
         envelope, settlement = attempt.envelope, None
         with (
             self._settler.settling_errors(attempt),
-            # Is it cancelled or expired, or did too many workers die with it?
+            # Check whether the job is cancelled or expired, and how many workers died with it.
             self._checks.passed(attempt) as standing,
             self._in_hand_until_done(attempt),
         ):
             waited_s = standing.job.waited_s(standing.now)
             self._observe(envelope.event(Step.PREFILL_STARTED, queue_s=waited_s))
-            # A job is tokenized only once.
+            # A retried job already has its tokens.
             job = standing.job if standing.job.tokens else tokenize_job(self._engine, standing.job)
             failpoint("prefill.tokenized", job.job_id)
-            # Missing records are computed and stored in the room that `Admission` has reserved. A class's prefix is
-            # computed by the worker that holds its lease (`PrefixLeases`).
+            # Only the missing records are computed and stored, in the room that `Admission` has reserved. The worker
+            # that holds the lease computes a class's prefix.
             if envelope.version == codec.VERSION:
                 onward = self._kv_writer.compute_and_store(job, attempt.stop, waited_s)
             else:
@@ -132,13 +132,15 @@ class PrefillWorker:
                 self._observe(envelope.event(Step.KV_STORED, **facts))
             settlement = passing_on(attempt, onward)
         if settlement:
-            self._jobs.commit(settlement)  # the decode job is published and confirmed, then the delivery is acked
+            # The order is: publish the decode job with a confirm, then ack the delivery.
+            self._jobs.commit(settlement)
 
     def commit(self, ready: list[Settlement]) -> None:
         """Publish decode jobs with confirms, then ack. Never raises."""
         try:
             self._settler.settle(*ready)
-        except BrokerUnavailable:  # only if our broker object was closed; the broker then delivers the jobs again
+        # Only if this worker closed its connection. The broker then delivers the jobs again.
+        except BrokerUnavailable:
             log.warning("%d jobs: left unacked, the broker connection is closed", len(ready))
             return
         for settlement in ready:
@@ -160,7 +162,7 @@ class PrefillWorker:
     def stop(self, abort: bool = False) -> None:
         """Stop after the jobs in hand. With `abort`, hand those back too."""
         self.loop.stop()
-        self._aborting = abort or self._aborting  # set first, since a job may be beginning now
+        self._aborting = abort or self._aborting  # must come first, because a job may begin at this moment
         if abort:
             for attempt in self._in_hand():
                 attempt.stop_for("not now")

@@ -107,7 +107,8 @@ class Replies:
 
         Results that came meanwhile were parked.
         """
-        with suppress(BrokerUnavailable):  # it can't be known then, and the next check is soon enough
+        # While the broker is away, nobody knows whether the queue exists. The next check is soon enough.
+        with suppress(BrokerUnavailable):
             if self._broker.depth(self._queue) is None:
                 self._broker.open_reply_queue(self._batch_id)
                 return True
@@ -130,7 +131,7 @@ class Replies:
         deliveries = [reply.delivery for reply in unread_replies] + self._consumer.close()
         if delete:
             return self._broker.delete_queue(self._queue)
-        with suppress(BrokerUnavailable):  # the broker then takes them back by itself
+        with suppress(BrokerUnavailable):  # the broker takes unacked deliveries back by itself
             for delivery in deliveries:
                 self._broker.publish(topology.reply(self._queue), delivery.message, _PUT_BACK_S)
                 delivery.ack()
@@ -195,7 +196,7 @@ class Client(AbstractContextManager["Client"]):
         queues = [topology.work_queue(stage, model, "bulk", turn) for stage in topology.WORK_STAGES]
         try:
             return self.broker.ready(*queues)
-        except ConfigError:  # from RabbitMQ 4.3 on a producer may not see queue lengths, so choose any turn
+        except ConfigError:  # RabbitMQ 4.3 and newer don't tell producers queue lengths, so any turn will do
             return random.randrange(topology.TURNS)
 
     def submit(
@@ -214,7 +215,7 @@ class Client(AbstractContextManager["Client"]):
 
         def note_confirmed(message: Message) -> None:
             job = jobs_by_id.pop(message.message_id, None)
-            if job is None:  # it was published twice, and reported already
+            if job is None:  # the job was published twice, and has already been reported
                 return
             facts = {"batch_id": job.batch_id, "stage": "prefill", "run": job.run, "lane": job.lane}
             facts[trace.HEADER] = str(message.headers.get(trace.HEADER, ""))
@@ -291,7 +292,7 @@ class Client(AbstractContextManager["Client"]):
             self.submit([job])
             yield from _until_result(pieces.receive, replies)
         except (GeneratorExit, KeyboardInterrupt):
-            self.cancel(batch_id)  # the answer will not be read
+            self.cancel(batch_id)  # nobody will read the answer
             raise
         finally:
             pieces.close()

@@ -13,9 +13,10 @@ from messages.errors import KvasirError, Stopped
 
 log = logging.getLogger(__name__)
 
-FIRST_LOAD_BYTES_PER_S = 1e9  # speed of loading weights from disk; a guess until a model was loaded
-# A model that could not be loaded is not tried again for this long. By then its file, or its own workers' weights, may
-# have changed.
+# Guessed speed of reading weights from disk, until a model was loaded.
+FIRST_LOAD_BYTES_PER_S = 1e9
+# A model that could not be loaded is tried again after this time. By then its file may have changed, or its own workers
+# may have loaded other weights.
 _BARRED_S = 600.0
 
 
@@ -78,7 +79,7 @@ class ModelCache:
     def __init__(self, home: CachedModel, stealable_models: Sequence[Stealable] = (), memory_bytes: int = 0) -> None:
         self.home = home
         self._stealable = {stealable.model: stealable for stealable in stealable_models}
-        self.models = (home.model, *self._stealable)  # all models that may be in memory at some time
+        self.models = (home.model, *self._stealable)  # all models that this worker may load
         self._memory_bytes = memory_bytes
         self._lock = threading.Lock()
         self._cached = {home.model: home}

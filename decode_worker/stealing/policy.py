@@ -14,17 +14,17 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-# A steal must gain this much more than it costs, because estimates are inexact.
+# The time saved by a steal must exceed its cost by this much, because both are estimates.
 MARGIN_S = 0.1
 MARGIN_OF_COST = 0.5
-# A worker leaves jobs only to workers that are faster by this factor. Otherwise two similar workers would each leave
-# them to the other.
+# A worker leaves jobs only to workers that are faster by this factor. Without it, two similar workers would leave the
+# same jobs to each other.
 FASTER = 1.2
-# The waiting time that is assumed for a job whose model has no worker.
+# Assumed waiting time of a job whose model has no worker.
 NOBODY_S = 3600.0
 
-# Only this many jobs for each slot are planned one by one. In a longer queue, the jobs before them are assumed to be
-# done at the workers' joint rate.
+# The forecast plans this many jobs for each slot one by one. If more jobs wait, it assumes that the workers do the
+# first of them at their joint rate.
 _EXACT_JOBS_A_SLOT = 8
 
 Reason = Literal["", "nothing waits", "short wait", "sooner at home"]

@@ -17,16 +17,18 @@ from kvstore.base import ClusterState
 from messages.jobs import DecodeJob, DecodeReport, answer_tokens
 from messages.workers import BOTH_ROLES, WorkerInfo
 
-# First guesses, used until a worker has measured.
+# Guesses, used until a worker has measured its own values.
 FIRST_ANSWER_TOKENS = 400.0  # tokens of an average answer
-FIRST_TOKENS_PER_S = 40.0  # one sequence, on a machine of the kind that this was written for
-FIRST_FETCH_S = 0.5  # time of a KV cache from the store to the engine
+FIRST_TOKENS_PER_S = 40.0  # for one sequence
+FIRST_FETCH_S = 0.5  # seconds to fetch a KV cache from the store
 
-# Jobs that take less time are pushed. They are neither fetched ahead nor left to other workers, since deciding would
-# cost as much as it saves.
+# The broker pushes jobs that take less time than this. They are not fetched ahead and not left to other workers,
+# because that decision would cost as much time as it saves.
 LONG_S = 0.5
-REGISTRATIONS_FOR_S = 0.5  # registrations are renewed once a second, so reading them more often tells little more
-# The weight of a moving average, which forgets: the current batch counts more than last night's.
+# Workers renew their registrations once a second, so reading more often shows little more.
+REGISTRATIONS_FOR_S = 0.5
+# The weight of a new value in a moving average. Old values lose weight, so the current batch counts more than last
+# night's.
 _WEIGHT = 0.1
 
 
@@ -38,8 +40,8 @@ class Averages:
     """
 
     tokens_per_s: float = 0.0  # rate of one sequence
-    answer_tokens: float = 0.0  # tokens of all answers of a job
-    fetch_s: float = 0.0  # time of a KV cache from the store to the engine
+    answer_tokens: float = 0.0  # number of tokens in all answers of a job
+    fetch_s: float = 0.0  # seconds to fetch a KV cache from the store
     jobs: int = 0
     fetches: int = 0
 
@@ -116,7 +118,7 @@ class QueueForecast:
         self._lock = threading.Lock()
         self._registrations: list[WorkerInfo] = []
         self._sees_everybody = False
-        self._active: set[str] = set()  # models that another worker is busy with, at either stage
+        self._active: set[str] = set()  # models with jobs in prefill or decode at another worker
         self._waiting_models: set[str] = set()  # models that had waiting jobs at the last check
         self._read_at = -math.inf
 
@@ -225,9 +227,9 @@ class Outlook:
     """
 
     decode_s: float  # mean time of a job
-    is_measured: bool  # whether any job was decoded here
+    is_measured: bool  # whether this worker has decoded a job of this model
     has_peers: bool  # whether other workers have this home model
-    may_leave: bool  # whether one of them is fast enough that the last jobs may be left to it
+    may_leave: bool  # whether one of these workers is fast enough to be left the last jobs
     at: float  # monotonic clock
 
     @property
@@ -256,8 +258,10 @@ class Tail:
         self._forecast = forecast
         self._throughput = throughput
         self._model = model
-        self.next_look = 0.0  # until this time the queue is left to others; monotonic clock
-        self._since = 0.0  # when the queue last shrank, or leaving began; 0: not leaving
+        # Monotonic time until which the queue is left to other workers.
+        self.next_look = 0.0
+        # Monotonic time when the queue last shrank, or when leaving began; 0: this worker leaves no jobs.
+        self._since = 0.0
         self._ready = 0
         self.jobs_left = 0
 

@@ -28,8 +28,9 @@ log = logging.getLogger(__name__)
 
 _LOOK_AGAIN_S = 0.1
 _SLOWER_EACH_TIME = 1.6
-# A check is two passive declares for each other model, whose cost a broker does not notice at these intervals.
-_AT_MOST_S = 0.2  # longest pause between two checks while another worker is busy with one of these models
+# A check costs the broker two passive declares for each other model. At these intervals it does not notice them. These
+# are the longest pauses between two checks: while another worker is busy with one of these models, and otherwise.
+_AT_MOST_S = 0.2
 _AT_MOST_IDLE_S = 0.5
 
 
@@ -61,7 +62,7 @@ class Thief:
             return delivery
         most_s = _AT_MOST_S if self._forecast.is_active(self._model_cache.candidates()) else _AT_MOST_IDLE_S
         self._pause_s = min(most_s, max(_LOOK_AGAIN_S, self._pause_s * _SLOWER_EACH_TIME))
-        # Random, so that two workers don't check at the same times.
+        # A random pause keeps two workers from checking at the same times.
         self._next_look = time.monotonic() + self._pause_s * random.uniform(0.8, 1.2)
         return None
 
@@ -90,7 +91,7 @@ class Thief:
 
     def _fetch_job(self, steal: Verdict) -> Delivery | None:
         now, *bulk = work_queues("decode", steal.model)
-        # In random order, so that on average each batch gets its turn.
+        # The random order gives each batch its turn, on average.
         for queue in (now, *random.sample(bulk, len(bulk))):
             try:
                 delivery = self._broker.get(queue)

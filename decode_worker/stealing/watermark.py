@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from decode_worker.stealing.policy import FASTER, Peer, Queue, leave_to_faster
 
-# One prefilled job waits for each of this many slots that decode a model, but at least MIN_AHEAD wait.
+# One prefilled job should wait for each group of this many slots, and never fewer than MIN_AHEAD jobs.
 SLOTS_A_JOB_AHEAD = 6
 MIN_AHEAD = 2
 

@@ -12,7 +12,7 @@ import streamlit as st
 from desk.rows import ORDERS, QUEUES
 from grading.report.grades import OUTCOMES
 
-SECTIONS = ("Grade", "Results", "Review", "Like answers", "Regrade", "Bound", "Export", "Fleet")
+SECTIONS = ("Grade", "Results", "Review", "Like answers", "Regrade", "Agreement", "Bound", "Export", "Fleet")
 REVIEW_FILTERS = {"any": None, "reviewed": True, "not reviewed": False}
 
 Parser = Callable[[Sequence[str]], Any]
@@ -22,7 +22,7 @@ def _choice_of(*choices: str) -> Parser:
     return lambda values: next((value for value in values if value in choices), choices[0])
 
 
-# All values in an address, by their widgets' keys: how each is parsed, and in which section it is shown.
+# The fields that an address may hold, by the keys of their widgets. Each has a parser.
 _PARSERS: dict[str, Parser] = {
     "assignment": lambda values: values[0],
     "section": _choice_of(*SECTIONS),
@@ -51,9 +51,9 @@ def follow_address() -> None:
     state = st.session_state
     address = {name: st.query_params.get_all(name) for name in _PARSERS if name in st.query_params}
     page_address, last_address = _page_address(), state.get("shown")
-    # This detects a reload, a link, Back or Forward. A click can come with the previous address, but then a choice has
-    # changed as well. If Back is pressed twice and the page has not been drawn in between, the choices are still those
-    # before the first press.
+    # This is true after a reload, a link, Back or Forward. After a click the address may be the previous one too, but
+    # then a choice on the page has changed. If Back is pressed twice before the page is drawn, the page still has the
+    # choices from before the first press.
     state["went"] = address != state.get("address") and (
         last_address is None or page_address in (last_address, state.get("left"))
     )
@@ -64,9 +64,9 @@ def follow_address() -> None:
             state.pop(name, None)
     state.update(state.pop("go", {}))
     for name, values in state["remembered"].items():
-        if name not in state:  # Streamlit forgets the value of a widget that is not drawn
+        if name not in state:  # Streamlit forgets the values of widgets that are not drawn
             state[name] = _PARSERS[name](values)
-    # This must happen here and not in `write_address`, because pressing Back again ends this run before it gets there.
+    # `write_address` would be too late, because a second press of Back ends this run before that call.
     if state["went"] and last_address is not None:
         state["shown"], state["left"] = _page_address(), page_address
     _leave()
@@ -105,7 +105,7 @@ def write_address() -> None:
         state.pop("left", None)
     if page_address == last_address or page_address == state["address"]:
         return
-    # After Back, the history must not get a new step, because then nobody could go back any further.
+    # After Back, a new step would cut off the steps that Forward leads to, so none is added.
     if not has_navigated or (last_address is None and state["address"].items() <= page_address.items()):
         state["address"] = page_address
         st.query_params.from_dict(page_address)

@@ -39,7 +39,7 @@ from messages.errors import KvasirError
 from producers.words import join_with_and, plural
 
 _GRADING = "The class is still being graded: a sample is drawn from grades that stand."
-_Sheet = Mapping[str, Mapping[str, str]]  # the sheet's contents by item id and criterion
+_Sheet = Mapping[str, Mapping[str, str]]  # the sheet's cells, by item id and criterion id
 
 
 def show_bound_page(desk: Desk, folder: Path) -> None:
@@ -61,7 +61,8 @@ def _bound(desk: Desk, folder: Path) -> None:
         st.caption("Nothing is graded yet.")
         return
     work = assignments.grading_work(folder)
-    if work.is_alive:  # also if the class is being graded with another rubric, because the sample will then be outdated
+    # Grading with another rubric counts too, because its grades will make the sample outdated.
+    if work.is_alive:
         wait_for(work, _GRADING)
         return
     if counts.open:
@@ -79,7 +80,7 @@ def _bound(desk: Desk, folder: Path) -> None:
             )
         )
     if draw is None or stale_grades:
-        ask_name()  # the record of the draw contains the name
+        ask_name()  # the record of the draw contains this name
         _draw(folder, graded_class)
         return
     sheet = bounds.entered_points(folder / SHEET, draw, graded_class)
@@ -270,7 +271,7 @@ def _points(folder: Path, criteria: Sequence[Criterion], item: Item, cells: Mapp
         state["hand criterion"] = next((id for id in ids if not cells[id]), "done")
     for criterion, next_id in zip(drawn_criteria, [*ids[1:], "done"], strict=True):
         field = f"hand {item.item_id} {criterion.id}"
-        # The sheet's value is shown, unless the value in the field was typed just now and refused.
+        # The field shows the sheet's value. Only a value that was typed just now and refused stays in the field.
         if state.get("hand seen", {}).get(field) != cells[criterion.id] or field not in state:
             state.setdefault("hand seen", {})[field] = cells[criterion.id]
             state[field] = float(cells[criterion.id].replace(",", ".")) if cells[criterion.id] else None
@@ -351,7 +352,7 @@ def _answer(folder: Path) -> None:
         "Back to the hand grades",
         on_click=st.session_state.update,
         args=({"bound shown": None},),
-        help="You know the agreement by now. Correct typing mistakes, nothing else.",
+        help="Correct only typing mistakes there, because you have seen the agreement by now.",
     )
     if bound and bound.draw.looks < len(bound.draw.plan.sizes):
         action_button("The next look that was planned", lambda: bounds.draw_more(folder))

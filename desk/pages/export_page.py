@@ -18,7 +18,7 @@ from grading.report.grades import save_graded
 from producers.words import plural
 
 _MAX_LINES = 50
-# Only the browser knows of them.
+# The desk does not know the unsaved changes; only the browser does.
 _UNSAVED_HTML = """<p class="unsaved" role="status"></p><script>
 (() => {
   const count = (kind) => Object.keys(localStorage).filter((key) => key.startsWith(`kvasir BATCH ${kind} `)).length;
@@ -51,13 +51,14 @@ def show_export_page(desk: Desk, folder: Path) -> None:
         )
     asked = (folder, export_format.name, include_unreviewed, choices)
     st.html(_UNSAVED_HTML.replace("BATCH", browser_key(folder)), unsafe_allow_javascript=True)
-    # Disabled until the upload has arrived: a quick click would otherwise report that nothing was uploaded.
+    # The button is disabled until the upload has arrived. A quick click would otherwise get the error that nothing was
+    # uploaded.
     if st.button("Make the file", type="primary", disabled=choices is None) and choices is not None:
         with show_errors():
             graded_class = graded_class_of(view)
             if graded_class:
                 save_graded(folder, graded_class)
-            # read before the file is made, as the command does
+            # The grades are read before the file is made, as `kvasir export` does it.
             _, grades = export.final_grades(folder, include_unreviewed)
             export_file = export_format.make(folder, include_unreviewed=include_unreviewed, **choices)
             st.session_state["exported"] = (*asked, export_file, grades)
@@ -95,11 +96,12 @@ def _offer(folder: Path, file: ExportFile, since: SinceLast | None) -> None:
     if file.asks:
         st.warning("Read this first:")
         show_text("\n".join(file.asks))
-        # The key identifies exactly what is confirmed: this file, after these sentences.
+        # The checkbox's key contains this digest. A confirmation therefore counts only for this file and these
+        # sentences.
         digest = hashlib.sha256("\n".join(file.asks).encode("utf-8", "replace") + file.data).hexdigest()
         if not st.checkbox("I have read this, and this is the file that I want", key=f"confirmed {digest}"):
             return
-    # Recorded when the file is downloaded, not when it is made: a file that is never downloaded was not given out.
+    # The export is recorded at the download, because a file that nobody downloads was not given out.
     on_download = {"on_click": export.record_export, "args": (folder, since.now)} if since else {"on_click": "ignore"}
     st.download_button(f"Download {file.name}", file.data, file.name, file.media_type, **on_download)
     for note in file.notes:

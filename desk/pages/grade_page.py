@@ -29,7 +29,7 @@ from grading.roster import keep_answer, kept_files, read_rosters
 from producers.batch import batch as batches
 from producers.words import plural
 
-_MAX_ROWS = 50  # limit for the rows in the dry run's table
+_MAX_ROWS = 50  # most rows that the dry run's table shows
 
 
 def show_grade_page(desk: Desk, folder: Path) -> None:
@@ -68,7 +68,7 @@ def _roster(folder: Path) -> None:
         "Who is in the class: gradebook, worksheet or groups CSV from the LMS",
         ["csv"],
         accept_multiple_files=True,
-        help="Their names are removed from all texts. Each submission is matched with this list.",
+        help="Use this list to match submissions with students, and to remove the students' names from all texts.",
     )
     if uploads:
         with show_errors():
@@ -105,7 +105,7 @@ def _dry_run(desk: Desk, folder: Path, inputs: Inputs) -> None:
         "Dry run",
         lambda: work.start(assignments.dry_run_command(desk.backend, folder, inputs)),
         disabled=is_running,
-        help="Reads everything and calls no model.",
+        help="Read all files and report what would be graded, without calling a model.",
     )
     if is_running:
         wait_for(work, "Reading the submissions and counting tokens …")
@@ -171,7 +171,7 @@ def _start(desk: Desk, folder: Path, inputs: Inputs) -> None:
         lambda: grade(st.session_state["trial size"]),
         at=trial_column,
         disabled=is_running,
-        help="Grade a few, look at them, correct the rubric, then grade all. One of each kind of work comes first.",
+        help="Grade a few submissions first, one of each kind, so that you can still correct the rubric.",
     )
     action_button(
         "Grade all", grade, at=all_column, disabled=is_running, type="primary", help="What is graded already stays."

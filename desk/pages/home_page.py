@@ -73,7 +73,7 @@ def _new(desk: Desk) -> None:
             )
         st.checkbox(
             "Grade each criterion separately",
-            help="If you change a criterion later, only that one is graded again.",
+            help="Ask about one criterion at a time. If you change a criterion later, only this one is graded again.",
             key=key("one by one"),
         )
         action_button("Create", lambda: _create(desk.backend.home, number), form=True, type="primary")
@@ -88,7 +88,7 @@ def _create(home: Path, number: int) -> None:
     if state["forms sent"] == number:
         state["made"] = _create_from_form(home, lambda name: state[f"new {number} {name}"])
         state["forms sent"] += 1
-    if not state["assignment"]:  # unless the reader has chosen another assignment in the meantime
+    if not state["assignment"]:  # only if the person has not chosen another assignment in the meantime
         go_next(*state["made"])
 
 
@@ -122,7 +122,8 @@ def _check(uploads: Any, place: str, rubric: Any, documents: Sequence[Any], home
     """Check the form before a folder is created, so that nothing half-made is left."""
     if uploads:
         assignments.check_uploads([upload.name for upload in uploads])
-        if len(uploads) == 1:  # one of several uploads is a student's work, and its problem is shown in that row
+        # If there are several uploads, each is a student's work, and the class's table shows what is wrong with it.
+        if len(uploads) == 1:
             assignments.check_zip(uploads[0].name, uploads[0])
     else:
         check_apart(assignments.find_submissions(place), home, "kvasir ui --home")

@@ -18,7 +18,8 @@ from grading.reviews import decide_together, decided_together, undo_together
 from grading.rubric.rubric import Criterion, exact, plain
 from producers.words import join_with_and, plural, shorten_names
 
-_MOST_SHOWN = 40  # limit for the answers decided on at once, and for the decisions that can be undone here
+# Most answers that one decision covers, and most decisions that can be undone on this page.
+_MOST_SHOWN = 40
 
 
 def show_likeness_page(desk: Desk, folder: Path) -> None:
@@ -37,8 +38,9 @@ def _show_groups(desk: Desk, folder: Path) -> None:
         by_text = st.toggle(
             "Like texts too",
             key="like texts",
-            help="Also answers worded alike, with equal points. A decision that is right for one may be wrong "
-            "for another: read the highlighted differences, and tick those you mean.",
+            help="Also group answers that have similar wording and equal points. A decision that is right for one "
+            "answer may be wrong for another: read the highlighted differences, and tick the answers that you "
+            "decide on.",
         )
         is_blind = st.toggle("Without names", bool(st.session_state.get("blind")), key="like blind")
     answers = desk.get_or_make(

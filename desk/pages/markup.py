@@ -50,7 +50,7 @@ class Markup:
             else escape(line)
             for number, line in enumerate(text.split("\n"))
         ]
-        # HTML drops a line break right after <pre>: one more keeps the text's own.
+        # HTML drops a line break right after <pre>. This adds one more, so the text keeps its own.
         self._pieces.append("\n".join([f'<pre style="{_VERBATIM}">', *lines_html]) + "</pre>")
 
     def changes(self, first: str, other: str) -> None:

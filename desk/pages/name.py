@@ -11,8 +11,8 @@ from desk.pages.shared import COOKIE
 
 _NAME_HELP = "Kept in this browser and written beside your decisions; in no file for a learning platform or a student."
 # Streamlit sends a field when the focus leaves it. This script also sends it when the person pauses or leaves the page,
-# so that a reload or Back loses no words. It also passes keys on after a section was chosen, because until then they go
-# to its radio button.
+# so a reload or Back loses no words. After a choice of a section, the script takes the focus from the section's radio
+# button, so the page gets the keys again.
 _SCRIPT = """; path=/; max-age=31536000; samesite=strict';
 if (document.activeElement.type === "radio") document.activeElement.blur();
 if (!window.kvasir) {

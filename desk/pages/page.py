@@ -8,6 +8,7 @@ import streamlit as st
 
 from desk.backend import Backend
 from desk.pages import (
+    agreement_page,
     bound_page,
     export_page,
     fleet_page,
@@ -31,11 +32,12 @@ _PAGES: dict[str, Callable[[Desk, Path], None]] = {
     "Review": review_page.show_review_page,
     "Like answers": likeness_page.show_likeness_page,
     "Regrade": regrade_page.show_regrade_page,
+    "Agreement": agreement_page.show_agreement_page,
     "Bound": bound_page.show_bound_page,
     "Export": export_page.show_export_page,
     "Fleet": fleet_page.show_fleet_page,
 }
-# On every page, and those of a section; the review screen has a list of its own.
+# The keys of every page, under "", and the keys of some sections. The review screen lists its own keys.
 _KEYS = {
     "": {
         "Tab": "the next field or button; with Shift the one before",
@@ -58,10 +60,14 @@ if (!window.kvasirKeys) {
   });
 }
 </script>"""
-_MEANINGS = {"Bound": "how many grades may be wrong", "Fleet": "which machines work on what"}
+_MEANINGS = {
+    "Agreement": "of model and person",
+    "Bound": "how many grades may be wrong",
+    "Fleet": "which machines work on what",
+}
 
 
-# Streamlit's grey has a contrast below 4.5:1, which is too faint for small text.
+# Streamlit's grey text has a contrast below 4.5:1, which is too low for small text.
 _STYLE = """<style>
 [data-testid="stCaptionContainer"], [data-testid="stCaptionContainer"] p { color: inherit; opacity: 0.9; }
 button:enabled kbd { color: inherit; opacity: 1; }
@@ -116,7 +122,7 @@ def show_desk_page(open_backend: Callable[[], Backend]) -> None:
         if desk.backend.notice:
             st.warning(escape_markdown(desk.backend.notice))
         folder = _choose_assignment(desk)
-        # after each start this is read once, which takes a minute for a thousand works
+        # The first reading after a start takes about a minute for a thousand submissions.
         with st.spinner("Reading the class …"):
             section = _section(desk, folder) if folder else ""
         with st.sidebar:
@@ -156,7 +162,7 @@ def _section(desk: Desk, folder: Path) -> str:
     A page that changes this redraws the side bar.
     """
     waits: dict[str, str] = {}
-    with suppress(KvasirError):  # the class's own pages report the error
+    with suppress(KvasirError):  # the section's page reports this error
         waits = _waits(desk.rows(folder)[1])
         st.session_state["counted"] = desk.by_people(folder)
     captions = [waits.get(name, _MEANINGS.get(name, "")) for name in SECTIONS]
@@ -186,5 +192,6 @@ def _title(desk: Desk, folder: str) -> str:
         return "All assignments"
     try:
         return f"{desk.title(Path(folder))} ({Path(folder).name})"
-    except KvasirError:  # the assignment's own page reports the error, and the others stay usable
+    # The page of that assignment reports the error, and all other pages stay usable.
+    except KvasirError:
         return Path(folder).name

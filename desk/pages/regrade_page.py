@@ -81,7 +81,8 @@ def _editor(desk: Desk, folder: Path, view: BatchView) -> tuple[Path, RubricDraf
             )
             or current_path
         )
-        ask_name()  # the record of changes contains the name, and it makes the browser known again after a reload
+        # The record of changes contains the name. After a reload, the name also tells the desk which browser this is.
+        ask_name()
     key = (st.session_state["browser"], rubric_path)
     draft = desk.rubrics.get(key)
     if draft is None:
@@ -94,7 +95,8 @@ def _editor(desk: Desk, folder: Path, view: BatchView) -> tuple[Path, RubricDraf
         rubric_form.read_widgets(draft)
         name, content = draft.file
         _select_version(folder, assignments.save_rubric(folder, name, content.encode()))
-        desk.rubrics.pop(key, None)  # a double click saves twice, and then the draft is gone already
+        # The second click of a double click finds the draft already removed.
+        desk.rubrics.pop(key, None)
 
     buttons = st.container(horizontal=True)
     action_button("Save as a new version", save, at=buttons, disabled=not draft.is_unsaved, type="primary")
@@ -144,7 +146,7 @@ def _read(path: Path) -> str:
     try:
         return read_ordinary(path)
     except (OSError, UnicodeDecodeError) as error:
-        raise RubricError(f"{path}: the rubric can't be read: {error}; upload it again") from None
+        raise RubricError(f"{path}: the rubric can't be read: {error}; upload the file again") from None
 
 
 def _prompts(view: BatchView, draft: RubricDraft) -> None:
@@ -237,7 +239,8 @@ def _one_round(desk: Desk, folder: Path, view: BatchView, place: Path, work: Wor
     old_grades = {grade.submission: grade for grade in view.grades}
     new_grades = [grade for grade in round_view.grades if outcome_of(grade) != "waiting"]
     _show_differences(differences(old_grades, new_grades), view)
-    if counts.open or is_running:  # a click on a part that is about to be redrawn would be lost
+    # While a run goes on there are no buttons, because a redraw of this part would swallow a click.
+    if counts.open or is_running:
         return
     left, right, _ = st.columns([2, 2, 4])
 
@@ -257,7 +260,7 @@ def _one_round(desk: Desk, folder: Path, view: BatchView, place: Path, work: Wor
         take_over,
         f"take {place}",
         left,
-        help="They are kept as reviews. What a person has decided stays.",
+        help="Keep the round's points as reviews of this class. Decisions that a person has made stay as they are.",
     )
     action_button("Use this rubric for the class", adopt, f"adopt {place}", right)
 

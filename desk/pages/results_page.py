@@ -8,20 +8,14 @@ import streamlit as st
 
 from desk import assignments, review_screen
 from desk.pages.address import REVIEW_FILTERS, go, write_address
-from desk.pages.shared import REFRESH_S, Desk, decider, draw_live, pictures, show_errors, show_problem, show_table
+from desk.pages.shared import REFRESH_S, Desk, decider, draw_live, pictures, show_errors, show_problem
 from desk.pictures import draw_class, draw_criteria
 from desk.review_screen.content import kind_of
 from desk.rows import ORDERS, Filter, Row, open_questions, page_count, page_of, select, standing_words, without_points
 from desk.text import escape_markdown
 from grading import export
 from grading.alarms import class_alarms
-from grading.evaluation.evaluate import evaluate
-from grading.evaluation.hand_grades import reviewed_grades
-from grading.evaluation.page import pictures as draw_evaluation
-from grading.evaluation.page import rows as evaluation_rows
-from grading.evaluation.page import sentences
-from grading.report.grades import OUTCOMES, load_graded, outcomes, show_points
-from grading.reviews import AFTER_A_LOOK
+from grading.report.grades import OUTCOMES, outcomes, show_points
 from producers.words import plural
 
 _FOLDER = Path(review_screen.__file__).parent
@@ -40,7 +34,6 @@ def show_results_page(desk: Desk, folder: Path) -> None:
     draw_live(lambda: _table(desk, folder), 2 * REFRESH_S if is_running else None)
     with show_errors():
         _requests(desk, folder)
-        _agreement(desk, folder)
         _pictures(desk, folder)
 
 
@@ -156,19 +149,3 @@ def _read_in(folder: Path, rows: list[Row], upload: Any) -> None:
         st.session_state["requests read"] = (upload.file_id, message)
         st.rerun()
     st.caption(message)
-
-
-def _agreement(desk: Desk, folder: Path) -> None:
-    """Show the agreement of model and person, with intervals and charts, as `kvasir evaluate --reviews` does."""
-    view, rows, _ = desk.rows(folder)
-    if not any(row.final.is_reviewed for row in rows) or not st.toggle(
-        "Agreement between model and person", key="agreement"
-    ):
-        return
-    stamp = desk.version(folder)
-    evaluation = desk.get_or_make(
-        ("agreement", folder), stamp, lambda: evaluate(load_graded(folder), reviewed_grades(folder), view.assignment)
-    )
-    show_table(evaluation_rows(evaluation), "Agreement between model and person")
-    st.caption(escape_markdown(" ".join([AFTER_A_LOOK, *sentences(evaluation)])))
-    st.html(pictures(desk, ("agreement drawn", folder), stamp, lambda: draw_evaluation(evaluation)))

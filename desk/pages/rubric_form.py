@@ -33,14 +33,17 @@ _numbers = count(1)
 class RubricDraft:
     """The unsaved edits. In the form its fields count; in the view of the file its text counts."""
 
-    name: str  # name of the file from which it started
+    name: str  # name of the file that the edits began from
     saved_text: str  # its text
     form: RubricFields
     text: str
     view: View = "Form"
-    problem: str = ""  # why the text can't be shown as a form
-    keys: list[int] = field(default_factory=list)  # one key for each criterion, which its fields keep when it is moved
-    number: int = 0  # part of the fields' keys; a new number keeps them from showing what was typed before
+    # Why the text can't be shown as a form.
+    problem: str = ""
+    # One key for each criterion. The fields of a criterion keep their key when the criterion is moved.
+    keys: list[int] = field(default_factory=list)
+    # Part of the keys of all fields. With a new number, the fields forget what was typed before.
+    number: int = 0
 
     @classmethod
     def of(cls, name: str, text: str) -> "RubricDraft":
@@ -117,8 +120,8 @@ class RubricDraft:
 
 def edit(draft: RubricDraft, changes: Sequence[Change] = ()) -> None:
     """Draw the draft, and read what is typed into it."""
-    # This is done here and not in the radio's callback: if a button of the form was pressed just before, its callback
-    # runs after the radio's, and the text would lack the button's change.
+    # The view changes here and not in the radio button's callback. If a button of the form was pressed just before, its
+    # callback runs after the radio button's. The text would then lack that button's change.
     if (requested_view := st.session_state.get(f"rubric view {draft.number}", draft.view)) != draft.view:
         read_widgets(draft)
         draft.switch_to(requested_view)
@@ -184,7 +187,7 @@ def _criterion(draft: RubricDraft, at: int, criterion: CriterionFields) -> None:
             f"id {key}",
             criterion.id,
             "Id",
-            help="Names its column in the tables, and its key in the model's answers.",
+            help="Choose the criterion's name in table columns and in the model's answers.",
         )
     with st.container(horizontal=True, vertical_alignment="bottom"):
         _number(draft, f"points {key}", criterion.points, "Points")

@@ -36,9 +36,12 @@ from messages.errors import KvasirError
 T = TypeVar("T")
 
 REFRESH_S = 2.0
-CACHE_SIZE = 12  # number of drawn submissions and pictures that are kept for the next click
-HELD_S = 600.0  # a submission counts as open this long after its page was last drawn
-_MOST_BUTTONS = 9  # criteria with more points than this get no buttons, because there are only this many keys
+# Number of drawn submissions and pictures that are kept.
+CACHE_SIZE = 12
+# A submission counts as open for this many seconds after its page was drawn.
+HELD_S = 600.0
+# A criterion with more points than this gets no buttons, because there are only nine digit keys.
+_MOST_BUTTONS = 9
 COOKIE = "kvasir_desk"  # holds this browser's id and the person's name
 
 
@@ -48,15 +51,16 @@ class Desk:
 
     backend: Backend
     fleet: FleetWatch
-    # by browser and the version being edited
+    # By the browser's id and the path of the version that is edited.
     rubrics: dict[tuple[str, Path], RubricDraft] = field(default_factory=dict)
     _views: dict[Path, BatchView] = field(default_factory=dict)
     _open: dict[tuple[Path, str], tuple[str, float]] = field(default_factory=dict)  # by browser
     _decisions: dict[Path, Decisions] = field(default_factory=dict)
     _acts: dict[Path, Acts] = field(default_factory=dict)
     _stages: dict[Path, Stages] = field(default_factory=dict)
-    _facts: dict[Hashable, tuple[Any, Any]] = field(default_factory=dict)  # By key, with the stamp of the sources.
-    # Like `_facts`; the most recently used entries are at the end.
+    # Each value with the stamp of the files that it was made from.
+    _facts: dict[Hashable, tuple[Any, Any]] = field(default_factory=dict)
+    # Like `_facts`. The entries used last are at the end.
     _drawn: dict[Hashable, tuple[Any, Any]] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -110,12 +114,13 @@ class Desk:
         """Return the class now. Raises BatchError if the batch can't be read."""
         view, decisions = self.view(folder), self.decisions(folder)
         overrides_by_item = dict(decisions.refresh())
+        # The stamp is taken first. A change while the rows are made then differs from it, and they are made again.
         stamp = (
             view.version,
             decisions.version,
             _mtime_ns(folder / TIMES),
             _mtime_ns(folder / REQUESTS),
-        )  # taken before the rows are made, so a change in between makes them again next time
+        )
         rows = self._latest(self._facts, ("rows", folder), stamp, lambda: make_rows(view, overrides_by_item))
         return view, list(rows), overrides_by_item
 
@@ -171,17 +176,17 @@ def _mtime_ns(path: Path) -> int:
         return 0
 
 
-# Streamlit leaves arguments that begin with an underscore out of the cache's key.
+# Streamlit ignores an argument in its cache's key if the argument's name begins with an underscore.
 @st.cache_resource(show_spinner=False)  # type: ignore[untyped-decorator]
 def get_desk(_open_backend: Callable[[], Backend]) -> Desk:
     """Return the desk of this process, which is made only once."""
     backend = _open_backend()
-    # These imports take half a second, and Streamlit would do them at the first table. They are done here, in the first
-    # page's thread, because two threads that import them at once can see them half-initialised.
+    # These imports take half a second. Streamlit would make them at the first table, in several threads at once, and a
+    # thread can then see a module that is only half imported. So the first page's thread makes them here.
     for name in ("pandas", "pyarrow"):
         importlib.import_module(name)
-    # Streamlit collects garbage after every run of a page, before everything drawn is sent. Going through the modules
-    # of pandas and pyarrow took longer than the run, so they are frozen.
+    # After every run of a page, Streamlit collects garbage before it sends the rest of what was drawn. A pass over the
+    # objects of pandas and pyarrow took longer than the run. Freezing keeps them out of the collection.
     gc.collect()
     gc.freeze()
     return Desk(backend, FleetWatch(backend.fleet))
@@ -197,8 +202,8 @@ def draw_live(draw: Callable[[], None], every_s: float | None = None, work: Work
     page_state = {name: st.session_state.get(name) for name in ("assignment", "section", "acted")}
 
     def draw_here() -> None:
-        # Streamlit may combine a click on the side bar with one in here, and then draws only this part. Also, a button
-        # in here may have changed the rest of the page. In both cases the whole page is drawn again.
+        # The whole page must be drawn again in two cases: Streamlit combined a click on the side bar with a click in
+        # this part, and draws only this part; or a button in this part has changed the rest of the page.
         if any(st.session_state.get(name) != value for name, value in page_state.items()):
             st.rerun()
         if is_running and work is not None and not work.is_alive:

@@ -15,7 +15,7 @@ from grading.submissions.reading import Submission, SubmissionPart
 from producers.words import plural
 
 SCRIPT = (Path(review_screen.__file__).parent / "work.js").read_text("utf-8")
-# Draws the `blocks` of `WorkBlocks` by themselves.
+# Draws the blocks that `WorkBlocks` made, outside the review screen.
 BLOCKS = st.components.v2.component(
     "kvasir_work",
     html='<div class="kv-blocks"></div>',
@@ -25,8 +25,8 @@ export default ({{ data, parentElement }}) =>
   parentElement.querySelector(".kv-blocks").replaceChildren(...data.blocks.map(block));""",
     isolate_styles=False,
 )
-_MOST_CHARS = 60_000  # shown of a submission, until all of it is asked for
-_MOST_PART_CHARS = 20_000  # of one cell or output, until then
+_MOST_CHARS = 60_000  # most characters of a submission that are shown at first
+_MOST_PART_CHARS = 20_000  # most characters of one cell or output that are shown at first
 
 
 def draw_work(

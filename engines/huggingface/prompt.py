@@ -20,9 +20,10 @@ from engines.template import rendered, require_bounded, sandbox
 from messages.errors import ConfigError, InvalidPrompt
 from messages.jobs import user_prompt
 
-# Converters to GGUF turn every token with such a spelling into a control token, whether it was declared special or not.
+# Converters to GGUF turn every token that is spelled like this into a control token, whether it was declared special or
+# not.
 _SPELLED_LIKE_CONTROL = re.compile(r"<[|｜].*[|｜]>\Z", re.DOTALL)
-# Tokens that end an answer in the model families that have them, whatever their configuration lists.
+# Tokens that end an answer in several model families. They count even if a model's configuration doesn't list them.
 _ENDS = ("<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "<end_of_turn>", "<|return|>",
          "<|call|>")  # fmt: skip
 
@@ -44,17 +45,18 @@ class HFPrompt(ChatPrompt):
         self.control_ids = frozenset(entry["id"] for entry in control)
         self.added_tokens = {entry["id"]: entry["content"] for entry in definition.get("added_tokens") or ()}
         self.decoder_types = _decoder_types(definition)
-        # Some models declare marks as ordinary tokens (`<turn|>`, `<tool_response>`), but no user's text may become
-        # one.
+        # Some models declare marks such as `<turn|>` and `<tool_response>` as ordinary tokens. Still, no user's text
+        # may become such a mark.
         marks = [entry for entry in definition.get("added_tokens") or [] if entry["content"].strip()]
         self._control = _control_pattern(marks)
-        # llama.cpp finds these marks in any text. Wherever it would, both engines cut the text inside the mark.
+        # llama.cpp finds these marks in any text. So both engines cut a text inside each of them.
         self._ordinary_marks = _pattern([re.escape(entry["content"]) for entry in marks if not entry.get("special")])
         self._parsing = _load(self.tokenizer_json, folder)
         for entry in marks:
             entry["special"] = True
-        if definition["model"].get("type") == "Unigram":  # in which the marks are also pieces, and the likeliest ones
-            # Random names that no text can contain.
+        # A Unigram model lists the marks as pieces too, even as the likeliest ones. Each gets a random name that no
+        # text can contain.
+        if definition["model"].get("type") == "Unigram":
             hidden = {entry["content"]: secrets.token_hex(16) for entry in marks}
             definition["model"]["vocab"] = [
                 [hidden.get(piece, piece), score] for piece, score in definition["model"]["vocab"]
@@ -117,7 +119,7 @@ class HFPrompt(ChatPrompt):
         whole = self.render([{"role": "user", "content": sample}], 0.0)
         if tuple(self.piece_ids(whole, begins=True, control=True)) != self.tokenize(user_prompt("", sample), 0.0).ids:
             raise ConfigError(
-                f"the tokenizer of {folder} can't be used: a text that is cut at control tokens gets other ids"
+                f"the tokenizer of {folder} can't be used: cutting a text at control tokens changes its ids"
             )
 
     def _find_end_ids(self, folder: Path, settings: dict[str, Any]) -> frozenset[int]:

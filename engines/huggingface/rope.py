@@ -17,8 +17,8 @@ _WITH_ORIGINAL = ("llama3", "yarn", "longrope")
 _GPT_OSS = {"rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False,
             "original_max_position_embeddings": 4096}  # fmt: skip
 _THETA = {"gpt_oss": 150_000.0}
-# Models with Gated DeltaNet layers. Their other layers rotate only a part of each key: the first quarter unless
-# config.json says otherwise. Qwen3.5 rotates pairs by three positions (M-RoPE), which are equal for text.
+# Models with Gated DeltaNet layers. Their other layers rotate only a part of each key: the first quarter, unless
+# config.json says otherwise. Qwen3.5 rotates by three positions (M-RoPE). All three are equal for text.
 GATED_DELTA = ("qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text", "qwen3_next")
 _GEMMA3 = ("gemma3", "gemma3_text")
 _GEMMA3_THETA = {FULL: ("rope_theta", 1_000_000.0), SLIDING: ("rope_local_base_freq", 10_000.0)}
@@ -30,7 +30,8 @@ def rope_parameters(config: Mapping[str, Any], kind: str = FULL) -> dict[str, An
     nested = config.get("rope_parameters") or {}
     by_kind = any(isinstance(value, dict) for value in nested.values())
     scaling = config.get("rope_scaling") or {}
-    if model in _GEMMA3:  # in an older folder, the scaling applies to the full layers
+    # An older folder has only `rope_scaling`, which applies to the full-attention layers.
+    if model in _GEMMA3:
         key, theta = _GEMMA3_THETA[kind]
         parameters = {**(nested.get(kind) or {}), **(scaling if kind == FULL else {})}
     else:
@@ -61,7 +62,7 @@ def stated_rope(config: Mapping[str, Any], kind: str = FULL) -> Rope:
     try:
         part = float(parameters.get("partial_rotary_factor") or 1)
         if part != 1 and config.get("model_type") not in GATED_DELTA:
-            raise KVTransferFailed("only part of each key is rotated")
+            raise KVTransferFailed("the model rotates only a part of each key, which is not supported")
         dimensions, base = int(head_dim(config) * part), float(parameters["rope_theta"])
         return _build_rope(parameters, plain(base, dimensions), base)
     except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
@@ -84,7 +85,7 @@ def _build_rope(parameters: dict[str, Any], frequencies: list[float], base: floa
         return Rope(tuple(_llama3(f, parameters, original) for f in frequencies), base=base)
     if kind != "yarn":
         raise KVTransferFailed(
-            f"RoPE of the type {str(kind)!r:.40} depends on the prompt's length, or is not known here"
+            f"RoPE of the type {str(kind)!r:.40} is not supported: it is unknown, or depends on the prompt's length"
         )
     rotations = (float(parameters.get("beta_fast") or 32), float(parameters.get("beta_slow") or 1))
     factor = float(parameters["factor"])

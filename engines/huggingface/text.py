@@ -47,7 +47,7 @@ class TextStream:
         return piece + rest
 
     def _decode(self, token: int) -> str:
-        # A model may have more outputs than its tokenizer has tokens.
+        # A model may have more outputs than its tokenizer has tokens. The other outputs have no text.
         return self._decoder.decode(self._token_bytes[token] if token < len(self._token_bytes) else b"")
 
     def _release(self, new: str) -> str:
@@ -79,7 +79,7 @@ def _from_byte_level(text: str) -> bytes:
     table = _byte_level_table()
     try:
         return bytes(table[character] for character in text)
-    except KeyError:  # a token that was added as plain text
+    except KeyError:  # the token was added later, and is stored as plain text
         return text.encode()
 
 

@@ -17,12 +17,13 @@ from engines.huggingface.rope import GATED_DELTA, head_dim, rope_parameters
 from messages.errors import ConfigError, InvalidMessage, KVTransferFailed
 from messages.kv import DType, KVLayout
 
-FORMAT = "hf/2"  # changed whenever the same weights would give blocks with another layout
+FORMAT = "hf/2"  # changed whenever Kvasir would lay out blocks of the same weights differently
 DTYPES: dict[str, DType] = {"float16": "f16", "bfloat16": "bf16", "float32": "f32"}
 # Models with recurrent layers whose states can't be transferred yet.
 _RECURRENT = {"bamba", "falcon_h1", "granitemoehybrid", "jamba", "kimi_linear", "lfm2", "lfm2_moe", "mamba", "mamba2",
               "nemotron_h", "olmo_hybrid", "recurrent_gemma", "rwkv", "zamba", "zamba2"}  # fmt: skip
-# Architectures that rotate keys in halves, both in PyTorch and in MLX, over the whole key or its first part.
+
+# Architectures whose keys PyTorch and MLX rotate in halves: the whole key, or only its first part.
 ROTATED_IN_HALVES = {
     *GATED_DELTA,
     "llama",
@@ -114,12 +115,12 @@ def layout_of(folder: HFFolder, dtype: DType) -> KVLayout:
     if kind in _RECURRENT:
         raise KVTransferFailed(f"the recurrent state of a {kind!r} model is not transferred")
     if kind not in ROTATED_IN_HALVES:
-        raise KVTransferFailed(f"how a {kind!r} model keeps its keys is not known here")
+        raise KVTransferFailed(f"Kvasir does not know how a {kind!r} model keeps its keys")
     partial = rope_parameters(config).get("partial_rotary_factor", 1) != 1 and kind not in GATED_DELTA
     if partial or config.get("rope_traditional") or "kv_lora_rank" in config:
         raise KVTransferFailed(f"{folder.path.name} rotates or compresses its keys in a way not known here")
     if str(rope_parameters(config)["rope_type"]) in _GROWING_ROPE:
-        raise KVTransferFailed("its keys depend on the length of the whole prompt (RoPE of a growing kind)")
+        raise KVTransferFailed("the model's RoPE grows with the prompt, so its keys depend on the prompt's length")
     try:
         layers, heads = int(config["num_hidden_layers"]), int(config["num_attention_heads"])
         kv_heads = int(config.get("num_key_value_heads") or heads)
@@ -199,14 +200,14 @@ def _local_folder(name: str) -> Path:
         return Path(snapshot_download(name, allow_patterns=["*.json", "*.jinja", "*.safetensors"]))
     except Exception as error:  # noqa: BLE001  the hub client raises its own errors and those of its HTTP client
         reason = " ".join(str(error).split())
-        raise ConfigError(f"there is no model folder {name}, and the hub doesn't give it: {reason:.200}") from None
+        raise ConfigError(f"there is no model folder {name}, and the hub can't supply it: {reason:.200}") from None
 
 
 def _weight_files(path: Path) -> list[Path]:
     if (path / _INDEX).exists():
         weight_map = read_json(path / _INDEX).get("weight_map")
         if not isinstance(weight_map, dict):
-            raise ConfigError(f"{path / _INDEX} has no weight_map")
+            raise ConfigError(f"{path / _INDEX} has no weight_map: download it again")
         files = [path / str(name) for name in sorted(set(weight_map.values()))]
     else:
         files = sorted(path.glob("model*.safetensors"))
@@ -230,7 +231,7 @@ def _tensors(file: Path) -> Iterator[_Tensor]:
             if name != "__metadata__":
                 start, end = (8 + length + int(offset) for offset in entry["data_offsets"])
                 if not 8 + length <= start <= end <= size:
-                    raise ValueError(f"{end - size:,} bytes are missing at its end")
+                    raise ValueError(f"{end - size:,} bytes are missing at the end of the file")
                 yield _Tensor(name, str(entry["dtype"]), tuple(map(int, entry["shape"])), start, end)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(f"the weights file {file} is damaged: {error}; download or copy it again") from None
@@ -255,7 +256,7 @@ def _gated_delta(config: dict[str, Any], attention: KVLayout) -> KVLayout:
         "full_attention" if (index + 1) % interval == 0 else "linear_attention" for index in range(attention.num_layers)
     ]
     if unsupported_kinds := set(kinds) - {"linear_attention", "full_attention"}:
-        raise KVTransferFailed(f"it has layers of the kind {sorted(unsupported_kinds)[0]!r:.40}")
+        raise KVTransferFailed(f"the model has layers of the unsupported kind {sorted(unsupported_kinds)[0]!r:.40}")
     keys, values = int(config["linear_num_key_heads"]), int(config["linear_num_value_heads"])
     key_size, value_size = int(config["linear_key_head_dim"]), int(config["linear_value_head_dim"])
     return replace(
@@ -276,9 +277,9 @@ def _window_layers(config: dict[str, Any], kind: str, layers: int) -> tuple[int,
         kinds = (["sliding_attention"] * (pattern - 1) + ["full_attention"]) * layers
     if kinds is None:
         if config.get("sliding_window") and config.get("use_sliding_window", True):
-            raise KVTransferFailed("its sliding window is not stated layer by layer (layer_types)")
+            raise KVTransferFailed("config.json does not state the sliding window layer by layer (layer_types)")
         return ()
     unsupported_kinds = set(kinds[:layers]) - {"sliding_attention", "full_attention"}
     if unsupported_kinds:
-        raise KVTransferFailed(f"it has layers of the kind {sorted(unsupported_kinds)[0]!r:.40}")
+        raise KVTransferFailed(f"the model has layers of the unsupported kind {sorted(unsupported_kinds)[0]!r:.40}")
     return tuple(index for index, name in enumerate(kinds[:layers]) if name == "sliding_attention")

@@ -24,10 +24,10 @@ from messages.errors import EngineUnavailable, InvalidSchema
 from messages.jobs import Sampling
 
 _FINISH = {"eos": "stop", "word": "stop", "limit": "length"}
-# Only the samplers that Sampling names, in llama.cpp's own order. Its defaults (min_p, penalties) would be added
-# otherwise.
+# Only the samplers that `Sampling` names, in llama.cpp's own order. Without this list llama.cpp would add its defaults
+# (min_p, penalties).
 _SAMPLERS = ["top_k", "top_p", "temperature"]
-_NO_JSON = "~"  # a character with which no JSON text begins
+_NO_JSON = "~"  # no JSON text begins with this character
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class AnswerRequest:
 class _StreamResult(StreamedText):
     """The part of a stream that has arrived."""
 
-    count = 0  # number of sampled tokens; ids may be missing, see `consume_event`
+    count = 0  # number of sampled tokens; `tokens` may hold fewer ids, see `consume_event`
     evaluated_tokens = 0
     finish = ""
 
@@ -78,7 +78,7 @@ class Completions:
         self._server = server
         self._prompt = prompt
         self._can_erase = can_erase
-        self._enforced_schemas: set[str] = set()  # schemas that the server was seen to enforce
+        self._enforced_schemas: set[str] = set()  # schemas that the server has been seen to enforce
         self._channel = final_channel(prompt)
 
     def generate(self, request: AnswerRequest) -> Answer:
@@ -95,7 +95,7 @@ class Completions:
             "id_slot": slot,
             "cache_prompt": self._can_erase,
             "temperature": 0,
-            "ignore_eos": True,  # the server reports nothing for an empty answer
+            "ignore_eos": True,  # an answer that ends at once would report no probabilities
             "n_probs": TOP,
             "post_sampling_probs": False,
             "response_fields": ["completion_probabilities"],
@@ -161,14 +161,15 @@ class Completions:
         """Generate freely until the final channel opens. Under a schema an answer can't end before its JSON begins."""
         free = replace(request, sampling=replace(request.sampling, json_schema="", stop=()))
         body = _request(free) | {"cache_prompt": self._can_erase, "ignore_eos": bool(request.sampling.json_schema)}
-        body["timings_per_token"] = True  # because the stream is closed before its last event
+        body["timings_per_token"] = True  # each event reports counters, because the last event is never read
         result = _StreamResult(request.start)
-        with closing(self._events(body, request.stop)) as events:  # closing it makes the server stop
+        with closing(self._events(body, request.stop)) as events:  # closing the stream makes the server stop
             for event in events:
                 held_back = int(event["tokens_predicted"]) - result.count > 1
                 old_length = len(result.tokens)
                 result.consume_event(event)
-                # The event's ids lack the ones held back before, so its text is tokenized again; that is close enough.
+                # This event's ids lack the tokens that the server held back before. So its text is tokenized again.
+                # That is close enough.
                 if held_back and event["content"]:
                     result.tokens[old_length:] = self._prompt.plain_ids(event["content"])
                 for token in result.tokens[old_length:]:
@@ -233,7 +234,7 @@ def _answer(result: _StreamResult, sampling: Sampling) -> Answer:
 
 def _thoughts_only(thoughts: _StreamResult, request: AnswerRequest, channel: FinalChannel) -> Answer:
     """An answer that never reached its final channel is shown whole, so that a reader sees what happened."""
-    if channel.is_open:  # but no tokens are left for the answer
+    if channel.is_open:  # the thoughts have used up all tokens of the answer
         thoughts.finish = "limit"
         return replace(_answer(thoughts, replace(request.sampling, max_tokens=thoughts.count)), text="")
     if thoughts.text and request.on_text:

@@ -80,7 +80,8 @@ class LlamaCppEngine:
         self._restored_slots: dict[int, tuple[Path, Sequence[int]]] = {}
         self._no_kv_transfer = self._learn_slot_files()
         layout = self._shape.layout if self._shape else None
-        # A window or recurrent state that has moved on can't be rewound; the server would read the whole prompt again.
+        # A sliding window or a recurrent state can't go back to an earlier position. The server would read the whole
+        # prompt again.
         self._rewinds = layout is not None and not (layout.window or layout.state_layers)
         # If the vocabulary can't be read, the ids of a sample identify the tokenizer.
         observed = "observed-" + hashlib.blake2b(repr(self._sample_ids).encode(), digest_size=16).hexdigest()
@@ -139,7 +140,9 @@ class LlamaCppEngine:
             seconds = time.monotonic() - start
             slot_file = self._save(slot, len(tokens), stop)
         if slot_file.tokens != tuple(tokens):
-            raise EngineUnavailable("the llama.cpp server saved another prompt than it was given: is its slot shared?")
+            raise EngineUnavailable(
+                "the llama.cpp server saved another prompt than it was given: keep other programs off its slots"
+            )
         for record in chain(slotfile.to_blocks(slot_file, shape, first), slotfile.snapshot(slot_file, shape)):
             emit(record)
         return PrefillReport(
@@ -269,8 +272,8 @@ class LlamaCppEngine:
         with self._exchange_file() as path:
             self._server.post(f"/slots/{slot}?action=save", {"filename": path.name}, stop)
             try:
-                # The file is mapped and not read. It stays readable after it is deleted, and is copied only once, into
-                # blocks.
+                # Mapping the file avoids a copy of the whole: only its blocks are copied. The map stays readable after
+                # the file is deleted.
                 data = np.memmap(path, np.uint8, "r")
             except (OSError, ValueError) as error:  # ValueError: the file is empty
                 raise KVTransferFailed(f"the server's slot file is not in {path.parent}: {error}") from None
@@ -284,8 +287,9 @@ class LlamaCppEngine:
         try:
             folder = path.parent
             if folder.is_dir() and stat.S_IMODE(folder.stat().st_mode) == 0o700:
-                # So the server belongs to this user too.
-                path.touch(0o600)  # otherwise the server's umask would decide who can read it
+                # Only this user can open the folder, so the server runs as this user. It keeps the mode of a file that
+                # exists. A new file would get its mode from the server's umask.
+                path.touch(0o600)
             yield path
         finally:
             path.unlink(missing_ok=True)

@@ -77,7 +77,7 @@ def read_gguf(path: Path) -> GGUFFile:
         raise ConfigError(f"there is no weights file {path}") from None
     except _DamagedFile as damage:
         raise ConfigError(f"the weights file {path} is damaged: {damage}; download or copy it again") from None
-    except (OSError, ValueError) as error:  # a folder, no permission; an empty file can't be mapped
+    except (OSError, ValueError) as error:  # a folder, an empty file, or a file that this user may not read
         raise ConfigError(f"the weights file {path} can't be read: {error}") from None
 
 
@@ -111,7 +111,7 @@ class _GGUFReader:
         if kind == _ARRAY:
             return self._array()
         if kind not in _SCALARS:
-            raise _DamagedFile(f"metadata of the unknown type {kind}")
+            raise _DamagedFile(f"it has metadata of the unknown type {kind}")
         return self.scalar(_SCALARS[kind])
 
     def _array(self) -> list[Any]:
@@ -121,7 +121,7 @@ class _GGUFReader:
         if kind == _STRING:
             return [self.text() for _ in range(count)]
         if kind not in _SCALARS:
-            raise _DamagedFile(f"an array of the unknown type {kind}")
+            raise _DamagedFile(f"it has an array of the unknown type {kind}")
         form = _SCALARS[kind]
         raw = self.read_bytes(count * struct.calcsize(form))
         return [number[0] for number in struct.iter_unpack(form, raw)]
@@ -132,7 +132,7 @@ def _parse(path: Path, data: mmap.mmap, size: int) -> GGUFFile:
     reader.read_bytes(4)
     version = reader.scalar("<I")
     if version not in _VERSIONS:
-        raise ConfigError(f"{path} is a GGUF file of version {version}; versions 2 and 3 can be read")
+        raise ConfigError(f"{path} is a GGUF file of version {version}; only versions 2 and 3 can be read")
     num_tensors, num_entries = reader.scalar("<Q"), reader.scalar("<Q")
     if num_tensors > _MAX_ENTRIES or num_entries > _MAX_ENTRIES:
         raise _DamagedFile(f"{num_tensors:,} tensors and {num_entries:,} entries")
@@ -147,7 +147,7 @@ def _parse(path: Path, data: mmap.mmap, size: int) -> GGUFFile:
         raise _DamagedFile(f"an alignment of {alignment!r}")
     data_start = -(-reader.position // alignment) * alignment
     if data_start + end > size:
-        raise _DamagedFile(f"{data_start + end - size:,} bytes are missing at its end")
+        raise _DamagedFile(f"{data_start + end - size:,} bytes are missing at the end of the file")
     if "general.architecture" not in metadata or not num_tensors:
         raise _DamagedFile("it holds no model")
     factors: tuple[float, ...] = ()
@@ -158,7 +158,7 @@ def _parse(path: Path, data: mmap.mmap, size: int) -> GGUFFile:
     long_rope = any(tensor.name == _LONG_ROPE_FACTORS for tensor in tensors)
     values: Counter[int] = Counter()
     for tensor in tensors:
-        # The embedding is not counted: with 262,144 tokens it may be most of a small model, but it does not affect how
+        # The embedding is not counted. With 262,144 tokens it may be most of a small model, but it does not affect how
         # keys and values are rounded.
         values[tensor.kind] += tensor.values if tensor.name.startswith(_LAYER) else 0
     kind = max(values, key=values.__getitem__)

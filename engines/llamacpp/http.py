@@ -28,10 +28,10 @@ _log = logging.getLogger(__name__)
 
 _CONNECT_S = 10.0
 _SEND_S = 30.0
-_END_S = 1.0  # time for a request to notice that the server is closed
-_ANSWER_S = 30.0  # for questions that need no computing
+_END_S = 1.0  # how long `close` waits for requests in progress to end
+_ANSWER_S = 30.0  # for requests that need no computing
 _HEALTH = "/health"
-_NOT_THERE = (502, 503, 504)  # from a proxy, or from a server that is loading its model
+_NOT_THERE = (502, 503, 504)  # statuses of a proxy, or of a server that is loading its model
 PATIENCE_S = 10.0  # how long to wait for an answer to /health
 _HEALTH_EVERY_S = 2.0
 _END = b"[DONE]"  # of vLLM's streams
@@ -73,7 +73,7 @@ class LlamaServer:
         elif api_key:
             self._headers["Authorization"] = f"Bearer {api_key}"
         self.outage = ""  # why the server does not answer
-        self.is_watched = False  # whether `watch` will notice when it is back
+        self.is_watched = False  # whether `watch` looks for the server's return
         self._closed = threading.Event()
         self._silent = threading.Event()
         self._answering: set[object] = set()  # connections that wait for an answer
@@ -101,7 +101,7 @@ class LlamaServer:
                     raise self._refusal(500, value)
                 if kind == b"data" and value != _END:
                     yield self._json(value)
-            self._check_running(stop)  # a killed server's stream ends like any other
+            self._check_running(stop)  # the stream of a killed server ends without an error
 
     def is_silent(self, patience_s: float) -> bool:
         """Ask /health, and wait `patience_s` for any answer. If there is none, requests raise EngineUnavailable until
@@ -161,7 +161,7 @@ class LlamaServer:
         path: str,
         body: dict[str, Any] | None,
         stop: threading.Event | None,
-        timeout_s: float = float("inf"),  # a long prefill is silent for minutes; `stop` ends the wait
+        timeout_s: float = float("inf"),  # no limit: a long prefill is silent for minutes, and `stop` ends the wait
         most_bytes: int = MAX_SERVER_REPLY_BYTES,
     ) -> Iterator[http.client.HTTPResponse]:
         """The answer to a request. Its connection is closed afterwards. Raises ServerRefused for an error status."""

@@ -18,22 +18,23 @@ from engines.rope import Rope, plain, yarn
 from messages.errors import InvalidMessage, KVTransferFailed
 from messages.kv import KVLayout
 
-FORMAT = "llamacpp/1"  # changed whenever the same weights would give blocks with another layout
-# How llama.cpp rotates K, by general.architecture. For the llama family, converters reorder the rows of Q and K so that
-# rotated pairs are neighbours. The architectures listed here keep split halves.
+FORMAT = "llamacpp/1"  # changed whenever Kvasir would lay out blocks of the same weights differently
+
+# How llama.cpp rotates keys, by general.architecture. These architectures rotate the two halves of a key. For the llama
+# family, converters reorder the rows of Q and K, so that the two numbers of a pair are neighbours.
 _HALVES = {
     *("qwen2", "qwen2moe", "qwen3", "qwen3moe", "qwen3next", "qwen35", "qwen35moe"),
     *("gpt-oss", "olmo2", "phi3", "gemma3"),
 }
 _INTERLEAVED = {"llama"}
-# Models with Gated DeltaNet layers. The first two rotate keys by three positions (M-RoPE), which are equal for text,
-# and order the value heads in their own way.
+# Models with Gated DeltaNet layers. The two models named here rotate keys by three positions (M-RoPE), which are equal
+# for text. They also order the value heads differently.
 _MROPE = {"qwen35", "qwen35moe"}
 _GATED_DELTA = _MROPE | {"qwen3next"}
 _RECURRENT = ("ssm.conv_kernel", "shortconv.l_cache", "wkv.head_size")
-# All layers except every n-th attend only to a window, unless the file says otherwise.
+# Only every n-th layer attends to all positions. The others attend to a window, unless the file says otherwise.
 _WINDOW_PATTERNS = {"gpt-oss": 2, "gemma3": 6}
-_GEMMA3_WINDOW_BASE = 10_000.0  # RoPE base in those layers, unless the file says otherwise
+_GEMMA3_WINDOW_BASE = 10_000.0  # RoPE base of the windowed layers, unless the file says otherwise
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +46,7 @@ class Heads:
     head_dim: int
 
 
-# By ggml type id: F32, F16, Q8_0, Q8_1, Q8_K, BF16.
+# By ggml type id: F32, F16, Q8_0, Q8_1, Q8_K and BF16.
 _ROUNDING = {0: "f32", 1: "f16", 8: "q8", 9: "q8", 15: "q8", 30: "bf16"}
 _PADDING = re.compile(r"\[PAD\d+\]")
 # llama.cpp's names (src/llama-vocab.cpp, llama_vocab::impl::load) for byte-level BPE and for SentencePiece.
@@ -70,9 +71,13 @@ def heads(gguf: GGUFFile) -> Heads:
         key, value = (gguf.hyperparameter(f"attention.{name}_length", default_size) for name in ("key", "value"))
         sizes = Heads(int(layers), int(kv_heads), int(key))
     except (TypeError, ZeroDivisionError):
-        raise KVTransferFailed(f"{gguf.path.name} states no attention sizes that are the same in all layers") from None
+        raise KVTransferFailed(
+            f"{gguf.path.name} states no attention sizes, or states different ones for its layers"
+        ) from None
     if key != value:
-        raise KVTransferFailed(f"{gguf.path.name} has keys of {key} and values of {value} numbers")
+        raise KVTransferFailed(
+            f"{gguf.path.name} has keys of {key} numbers but values of {value}, which is not supported"
+        )
     return sizes
 
 
@@ -81,15 +86,15 @@ def require_known(gguf: GGUFFile) -> None:
     if gguf.hyperparameter("attention.kv_lora_rank"):
         raise KVTransferFailed(
             f"a {gguf.architecture!r} model keeps its keys compressed (multi-head latent attention), which is not "
-            "transferred"
+            "supported"
         )
     if gguf.architecture not in _GATED_DELTA and any(gguf.hyperparameter(name) for name in _RECURRENT):
         raise KVTransferFailed(f"the recurrent state of a {gguf.architecture!r} model is not transferred")
     if gguf.architecture not in _HALVES | _INTERLEAVED:
-        raise KVTransferFailed(f"how llama.cpp keeps the keys of a {gguf.architecture!r} model is not known here")
+        raise KVTransferFailed(f"Kvasir does not know how llama.cpp keeps the keys of a {gguf.architecture!r} model")
     if gguf.architecture == "olmo2" and gguf.hyperparameter("attention.sliding_window"):
         raise KVTransferFailed(
-            "an 'olmo2' model with sliding windows (OLMo 3) has layers of two kinds of RoPE, which is not transferred"
+            "an 'olmo2' model with sliding windows (OLMo 3) uses two kinds of RoPE, which is not supported"
         )
     if gguf.long_rope:
         raise KVTransferFailed(
@@ -115,7 +120,7 @@ def slot_shape(gguf: GGUFFile, probe: SlotFile) -> SlotShape:
     architecture, sizes = gguf.architecture, heads(gguf)
     interleaved = architecture in _INTERLEAVED
     if interleaved and gguf.hyperparameter("rope.dimension_count", sizes.head_dim) != sizes.head_dim:
-        raise KVTransferFailed("only part of each key is rotated")
+        raise KVTransferFailed("the model rotates only a part of each key, which is not supported")
     window = gguf.hyperparameter("attention.sliding_window", 0) if architecture in _WINDOW_PATTERNS else 0
     window_layers = _window_layers(gguf, sizes.layers) if window else ()
     try:
@@ -188,7 +193,7 @@ def effective_rope(gguf: GGUFFile) -> Rope:
     factor = float(gguf.hyperparameter("rope.scaling.factor", 0) or gguf.hyperparameter("rope.scale_linear", 0) or 1)
     attention = float(gguf.hyperparameter("rope.scaling.attn_factor", 1.0))
     if scaling not in ("none", "linear", "yarn") or gguf.hyperparameter("rope.scaling.yarn_log_multiplier"):
-        raise KVTransferFailed(f"how llama.cpp computes RoPE scaling of the type {scaling!r:.40} is not known here")
+        raise KVTransferFailed(f"Kvasir does not know how llama.cpp computes RoPE scaling of the type {scaling!r:.40}")
     frequencies = plain(base, dimensions)
     # Among these architectures only llama reads this tensor.
     if gguf.architecture == "llama" and len(gguf.rope_factors) == len(frequencies):

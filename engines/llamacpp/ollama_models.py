@@ -18,7 +18,7 @@ SCHEME = "ollama:"
 _REGISTRY, _NAMESPACE, _TAG = "registry.ollama.ai", "library", "latest"
 _MODEL_LAYER = "application/vnd.ollama.image.model"
 _ADAPTER_LAYER = "application/vnd.ollama.image.adapter"
-# Architectures that only Ollama's own converter writes, and where to find a file in llama.cpp's form.
+# Architectures that only Ollama's own converter writes. For each: where to find a file for llama.cpp; "": unknown.
 _DIALECTS = {"gptoss": "ggml-org/gpt-oss-20b-GGUF or ggml-org/gpt-oss-120b-GGUF", "mllama": "", "qwen25vl": ""}
 
 
@@ -83,7 +83,7 @@ def check_dialect(gguf: GGUFFile) -> None:
         )
     if gguf.hyperparameter("vision.block_count") and architecture != "clip":
         raise ConfigError(
-            f"{gguf.path} holds a vision model in the same file, as only Ollama's own engine reads it: download a GGUF "
+            f"{gguf.path} also holds a vision model, which only Ollama's own engine can read: download a GGUF "
             "made for llama.cpp from huggingface.co, and give its .gguf file as weights"
         )
 
@@ -114,14 +114,16 @@ def _manifest(folder: Path, name: ModelName) -> dict[str, Any] | None:
 def _blob(folder: Path, name: ModelName, manifest: dict[str, Any]) -> Path:
     layers = [layer for layer in manifest["layers"] if isinstance(layer, dict)]
     if any(layer.get("mediaType") == _ADAPTER_LAYER for layer in layers):
-        raise ConfigError(f"{name} is a model with an adapter on top, which would be left out: merge them first")
+        raise ConfigError(f"{name} has an adapter, which Kvasir would leave out: merge it into the model first")
     models = [layer for layer in layers if layer.get("mediaType") == _MODEL_LAYER]
     if len(models) != 1:
         raise ConfigError(f"{name} is not kept as one GGUF file (it has {len(models)}): llama.cpp can't load it")
     digest, size = str(models[0].get("digest")), models[0].get("size")
     path = folder / "blobs" / digest.replace(":", "-")
     if not _is_plain(path.name) or path.parent != folder / "blobs":
-        raise ConfigError(f"Ollama's manifest of {name} names a blob {digest!r:.80}: pull it again")
+        raise ConfigError(
+            f"Ollama's manifest of {name} names a blob with the invalid digest {digest!r:.80}: pull it again"
+        )
     if not path.is_file() or path.stat().st_size != size:
         raise ConfigError(f"Ollama's file {path} of {name} is missing or cut short: run `ollama pull {name}`")
     return path

@@ -35,16 +35,19 @@ _log = logging.getLogger(__name__)
 
 PROGRAM = "llama-server"
 _SOCKET = "server.sock"
-_MAX_SOCKET_BYTES = 100  # length of a socket's path: macOS takes 103, Linux 107
+_MAX_SOCKET_BYTES = 100  # longest path of a socket; macOS allows 103 bytes, Linux 107
 _ASK_S = 60.0  # a CUDA build takes seconds to list its devices
-# The settings of servers that Kvasir starts. Each is given as command-line words, which are used if the release knows
-# the first word, and as a parameter of xllamacpp.
+
+# The settings of servers that Kvasir starts: command-line words, then the parameter of xllamacpp and its value. The
+# words are used only if the server knows the first of them.
 SETTINGS: tuple[tuple[tuple[str, ...], str, object], ...] = (
-    (("--no-kv-unified",), "kv_unified", False),  # otherwise a restored slot is cleared when another slot starts
-    # Otherwise sliding-window layers drop what a restored slot needs, and the slot starts over.
+    # Without this a restored slot is cleared when another slot starts.
+    (("--no-kv-unified",), "kv_unified", False),
+    # Without this sliding-window layers drop what a restored slot needs, and the slot starts over.
     (("--swa-full",), "swa_full", True),
-    (("--cache-ram", "0"), "cache_ram_mib", 0),  # a slot must hold only what was put there
-    # Otherwise a recurrent model's slot file holds a state for each checkpoint.
+    # Without this the server fills slots from its own cache of prompts.
+    (("--cache-ram", "0"), "cache_ram_mib", 0),
+    # Without this a recurrent model's slot file holds a state for each checkpoint.
     (("--ctx-checkpoints", "0"), "n_ctx_checkpoints", 0),
     (("--no-warmup",), "warmup", False),
     (("--no-webui",), "ui", False),
@@ -64,7 +67,7 @@ class Launch:
     slot_folder: Path  # of mode 0700
     threads: int = 0  # 0: its own choice
     architecture: str = ""  # of the weights, for messages
-    health_s: float = PATIENCE_S  # how long it may leave /health unanswered before it is killed
+    health_s: float = PATIENCE_S  # how long /health may go unanswered before the server is killed
 
     @property
     def socket(self) -> Path:
@@ -91,7 +94,8 @@ def arguments(launch: Launch, help_text: str) -> list[str]:
     words = ["--model", str(launch.weights), "--host", str(launch.socket)]
     words += ["--ctx-size", str(launch.tokens), "--parallel", str(launch.slots)]
     words += ["--slot-save-path", f"{launch.slot_folder}/"]
-    # Older releases have a switch, newer ones three values. Without flash attention V is stored transposed.
+    # In older releases this option is a switch. In newer ones it takes a value. Without flash attention V is stored
+    # transposed.
     words += ["--flash-attn", "on"] if re.search(r"--flash-attn\s+[\[<{]?on", help_text) else ["--flash-attn"]
     for option in (*(option for option, _, _ in SETTINGS), ("--no-context-shift",)):
         words += option if _has_option(help_text, option[0]) else ()
@@ -112,8 +116,10 @@ class LlamaServerProcess:
     def __init__(self, program: str, launch: Launch) -> None:
         """Returns once the model is loaded. Raises ConfigError with the server's last output if it can't be loaded."""
         help_text = _output_of(program, "--help")
-        if ".sock" not in help_text:  # it would read the path as a host name
-            raise ConfigError(f"{program} can't listen on a Unix socket, which keeps other users out: update llama.cpp")
+        if ".sock" not in help_text:  # this release would read the path as a host name
+            raise ConfigError(
+                f"{program} can't listen on a Unix socket, which Kvasir needs to keep other users out: update llama.cpp"
+            )
         self._socket = launch.socket
         self.server = LlamaServer(socket_url(self._socket))
         self.device = device_in(_output_of(program, "--list-devices"))

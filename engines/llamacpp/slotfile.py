@@ -45,7 +45,7 @@ from messages.kv import (
 
 MAGIC = b"qsgg"
 _VERSIONS = (2, 3, 4)
-_CELL_TOKENS, _ROTATIONS = 3, 4  # the first versions with such fields
+_CELL_TOKENS, _ROTATIONS = 3, 4  # first versions of the file with tokens in its cells, and with rotations
 MAX_STREAMS = 1024
 MAX_LAYERS = 1024
 _GGML_TYPES: dict[int, DType] = {0: "f32", 1: "f16", 30: "bf16"}
@@ -66,7 +66,7 @@ class SlotForm:
     """What a reader must know about the model, because the file doesn't say it."""
 
     mrope: bool = False  # cells have three more words
-    layers: int = 0  # all layers of a model that has recurrent ones
+    layers: int = 0  # the number of all layers if some are recurrent, otherwise 0
     recurrent: int = 0
 
 
@@ -117,19 +117,19 @@ def parse(data: bytes | memoryview, form: SlotForm = SlotForm(), most_tokens: in
     packs_tokens, tokens = _parse_tokens(reader, most_tokens)
     streams, layers = _parse_cache(reader, len(tokens), form)
     if len(layers[0].keys) != len(tokens):
-        raise KVTransferFailed(f"slot file: {len(layers[0].keys):,} cells for {len(tokens):,} tokens")
+        raise KVTransferFailed(f"slot file: it holds {len(layers[0].keys):,} cells but {len(tokens):,} tokens")
     caches = [layers]
     if form.recurrent:
         states = _parse_states(reader, len(tokens), form)
         if reader.bytes_left:
             raise KVTransferFailed(
-                "slot file: something follows the states; start llama-server with --ctx-checkpoints 0"
+                "slot file: data follows the recurrent states; start llama-server with --ctx-checkpoints 0"
             )
         return SlotFile(reader.version, packs_tokens, tokens, streams, (layers,), states)
     if reader.bytes_left:
         second, layers = _parse_cache(reader, len(tokens), form)
         if second != streams:
-            raise KVTransferFailed(f"slot file: caches of {streams} and {second} streams")
+            raise KVTransferFailed(f"slot file: its caches have different numbers of streams, {streams} and {second}")
         caches.append(layers)
     if reader.bytes_left:
         raise KVTransferFailed(f"slot file: {reader.bytes_left:,} bytes follow the last KV cache")
@@ -156,7 +156,8 @@ def snapshot(file: SlotFile, shape: SlotShape) -> list[Record]:
     for layer, (columns, matrix) in zip(layout.state_layers, file.states, strict=True):
         if (columns.size, matrix.size) != expected:
             raise KVTransferFailed(
-                f"slot file: a state of {columns.size:,} and {matrix.size:,} numbers, not {expected}"
+                f"slot file: the columns and the matrix of a recurrent state have ({columns.size:,}, {matrix.size:,}) "
+                f"numbers, not {expected}"
             )
         heads, key_size, value_size = layout.matrix_shape
         columns, matrix = columns.reshape(layout.conv_shape), matrix.reshape(heads, value_size, key_size)
@@ -177,7 +178,7 @@ def build(tokens: Sequence[int], cache: KVCache, shape: SlotShape, streams: int)
     layout, count = shape.layout, len(tokens)
     cache.require_layout(layout)
     if cache.num_tokens != count or not tokens:
-        raise KVTransferFailed(f"the KV cache covers {cache.num_tokens:,} tokens, not {count:,}")
+        raise KVTransferFailed(f"the KV cache covers {cache.num_tokens:,} tokens, not the {count:,} of the prompt")
     words = np.asarray([-1, 1, count, *tokens, 0] if shape.packs_tokens else tokens, "<i4")
     head = struct.pack("<4sII", MAGIC, shape.version, len(words))
     parts: list[bytes | memoryview] = [head, words.tobytes()]
@@ -219,7 +220,9 @@ class _SlotFileReader:
         self.version = self.u32("version")
         if self.version not in _VERSIONS:
             known = ", ".join(map(str, _VERSIONS))
-            raise KVTransferFailed(f"llama.cpp slot file of version {self.version}; known here are {known}")
+            raise KVTransferFailed(
+                f"llama.cpp slot file of version {self.version}; this program reads versions {known}"
+            )
 
     @property
     def bytes_left(self) -> int:
@@ -249,12 +252,12 @@ def _parse_tokens(reader: _SlotFileReader, most_tokens: int) -> tuple[bool, tupl
     packs_tokens = reader.version > _VERSIONS[0] or words[:1].tolist() == [-1]
     if packs_tokens:
         if len(words) < 4 or tuple(words[:3]) != (-1, 1, len(words) - 4) or words[-1] != 0:
-            raise KVTransferFailed("slot file: its token list has a form not known here")
+            raise KVTransferFailed("slot file: its token list has an unknown form")
         tokens = words[3:-1]
     if len(tokens) > most_tokens:
-        raise KVTransferFailed(f"slot file: {len(tokens):,} tokens, of a prompt of {most_tokens:,}")
+        raise KVTransferFailed(f"slot file: {len(tokens):,} tokens, but the prompt has only {most_tokens:,}")
     if (tokens < 0).any():
-        raise KVTransferFailed("slot file: holds something other than text tokens")
+        raise KVTransferFailed("slot file: some of its tokens are not text")
     return packs_tokens, tuple(tokens.tolist())
 
 
@@ -269,7 +272,7 @@ def _parse_cache(reader: _SlotFileReader, num_tokens: int, form: SlotForm) -> tu
         if not cells:
             continue
         if layers or cells > num_tokens:
-            raise KVTransferFailed(f"slot file: {cells:,} cells for {num_tokens:,} tokens, or more than one sequence")
+            raise KVTransferFailed(f"slot file: {cells:,} cells for {num_tokens:,} tokens, or several sequences")
         layers = _parse_stream(reader, cells, num_tokens, form)
     if not layers:
         raise KVTransferFailed("slot file: empty")
@@ -279,7 +282,7 @@ def _parse_cache(reader: _SlotFileReader, num_tokens: int, form: SlotForm) -> tu
 def _parse_states(reader: _SlotFileReader, num_tokens: int, form: SlotForm) -> tuple[tuple[Array, Array], ...]:
     header = tuple(reader.words(5, "state").tolist())
     if header != (1, num_tokens - 1, 0, 0, form.layers):
-        raise KVTransferFailed(f"slot file: its recurrent state has a form not known here ({header})")
+        raise KVTransferFailed(f"slot file: its recurrent state has an unknown form ({header})")
     columns = [_parse_state(reader) for _ in range(form.recurrent)]
     return tuple(zip(columns, [_parse_state(reader) for _ in range(form.recurrent)], strict=True))
 
@@ -287,7 +290,7 @@ def _parse_states(reader: _SlotFileReader, num_tokens: int, form: SlotForm) -> t
 def _parse_state(reader: _SlotFileReader) -> Array:
     kind, size = reader.u32("state type"), reader.u64("state size")
     if _GGML_TYPES.get(kind) != "f32" or size % 4:
-        raise KVTransferFailed(f"slot file: a state of ggml type {kind} and {size:,} bytes; f32 is the one known here")
+        raise KVTransferFailed(f"slot file: a state has ggml type {kind} and {size:,} bytes; only f32 can be read")
     return np.frombuffer(reader.read_bytes(size, "state"), "<f4")
 
 
@@ -295,7 +298,7 @@ def _parse_stream(reader: _SlotFileReader, cells: int, num_tokens: int, form: Sl
     words = _cell_words(reader.version, form)
     meta = reader.words(cells * words, "cells").reshape(cells, words)
     if (meta[:, 1] != 1).any():
-        raise KVTransferFailed("slot file: a cell that not exactly one sequence owns")
+        raise KVTransferFailed("slot file: a cell belongs to no sequence, or to several")
     order = np.argsort(meta[:, 0], kind="stable")
     if not np.array_equal(meta[order, 0], np.arange(num_tokens - cells, num_tokens)):
         raise KVTransferFailed("slot file: its positions have a gap, or do not end at the last token")
@@ -304,14 +307,14 @@ def _parse_stream(reader: _SlotFileReader, cells: int, num_tokens: int, form: Sl
     if v_trans:
         raise KVTransferFailed("slot file: V is transposed; start llama-server with flash attention on (-fa on)")
     if rotations or not 1 <= count <= MAX_LAYERS:
-        raise KVTransferFailed(f"slot file: {count:,} layers, rotations {rotations:#x}: not known here")
-    # The cells are nearly always in order; then rows stay views.
+        raise KVTransferFailed(f"slot file: {count:,} layers with rotations {rotations:#x} can't be read")
+    # The cells are nearly always in order. Then the rows stay views of the file.
     cell_order = slice(None) if (order[1:] > order[:-1]).all() else order
     keys = [_parse_rows(reader, cells) for _ in range(count)]
     values = [_parse_rows(reader, cells) for _ in range(count)]
     for (key_type, _), (value_type, _) in zip(keys, values, strict=True):
         if key_type != value_type:
-            raise KVTransferFailed(f"slot file: K as {key_type} and V as {value_type}; both must have one type")
+            raise KVTransferFailed(f"slot file: K has type {key_type}, but V has {value_type}; both must be the same")
     return tuple(SlotLayer(kind, k[cell_order], v[cell_order]) for (kind, k), (_, v) in zip(keys, values, strict=True))
 
 
@@ -325,9 +328,9 @@ def _cell_words(version: int, form: SlotForm) -> int:
 def _parse_rows(reader: _SlotFileReader, cells: int) -> tuple[DType, Array]:
     kind, row_bytes = reader.u32("row type"), reader.u64("row size")
     if kind not in _GGML_TYPES:
-        raise KVTransferFailed(f"slot file: rows of ggml type {kind}; only f32, f16 and bf16 are transferred")
+        raise KVTransferFailed(f"slot file: its rows have ggml type {kind}; only f32, f16 and bf16 are transferred")
     if not row_bytes or row_bytes % NUMPY_TYPES[_GGML_TYPES[kind]].itemsize:
-        raise KVTransferFailed(f"slot file: rows of {row_bytes:,} bytes")
+        raise KVTransferFailed(f"slot file: a row can't have {row_bytes:,} bytes")
     rows = np.frombuffer(reader.read_bytes(cells * row_bytes, "rows"), np.uint8)
     return _GGML_TYPES[kind], rows.reshape(cells, row_bytes)
 
@@ -335,7 +338,7 @@ def _parse_rows(reader: _SlotFileReader, cells: int) -> tuple[DType, Array]:
 def _check_caches(file: SlotFile, shape: SlotShape) -> None:
     layer_counts = tuple(map(len, file.caches))
     if layer_counts != shape.caches or len(file.states) != len(shape.layout.state_layers):
-        raise KVTransferFailed(f"slot file: {layer_counts} layers in its caches, not {shape.caches}")
+        raise KVTransferFailed(f"slot file: its caches have {layer_counts} layers, but the model has {shape.caches}")
 
 
 def _arrays(layer: SlotLayer, shape: SlotShape) -> tuple[Array, Array]:
@@ -347,7 +350,8 @@ def _typed_rows(layer: SlotLayer, rows: Array, layout: KVLayout) -> Array:
     expected = _row_bytes(layout)
     if layer.dtype != layout.dtype or rows.shape[1] != expected:
         raise KVTransferFailed(
-            f"slot file: rows of {rows.shape[1]:,} bytes {layer.dtype}, not {expected:,} bytes {layout.dtype}"
+            f"slot file: its rows have {rows.shape[1]:,} bytes of {layer.dtype}; the model's rows have "
+            f"{expected:,} bytes of {layout.dtype}"
         )
     return rows.view(layout.numpy_type).reshape(len(rows), layout.kv_heads, layout.head_dim)
 
@@ -385,7 +389,7 @@ def _cache_parts(
 def _state_parts(states: Sequence[RecurrentState], shape: SlotShape) -> Iterator[bytes]:
     layout, state_bytes = shape.layout, []
     for state in states:
-        # In a slot inf or nan would survive the sequence, because llama.cpp clears a state by multiplying it by 0.
+        # llama.cpp clears a state by multiplying it by 0, which leaves inf and nan in the slot for the next sequence.
         if not is_finite(state.data, "f32"):
             raise KVTransferFailed(f"the recurrent state of layer {state.layer} holds inf or nan")
         columns, matrix = layout.state_parts(state.data)

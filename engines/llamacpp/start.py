@@ -30,10 +30,10 @@ from messages.errors import ConfigError, EngineUnavailable, KVTransferFailed
 _OWN_PROGRAM = f"{PROGRAM}:"
 _RunningServer = tuple[LlamaServer, str, Callable[[], None]]  # the server, its device, and a function that ends it
 _SLOT_FOLDERS = "kvasir-slots-"
-_NEW_S = 60.0  # a newer folder may not have been locked yet
-_WHOLE_PROMPT = 8192  # tokens; a prompt up to that is one batch
+_NEW_S = 60.0  # seconds; a folder younger than this may not have been locked yet
+_WHOLE_PROMPT = 8192  # tokens; a prompt of up to this length is one batch
 _LONGEST_PATIENCE_S = 3600.0
-_CONTEXT_STEP = 256  # llama.cpp rounds a slot's context up to it
+_CONTEXT_STEP = 256  # llama.cpp rounds a slot's context up to a multiple of this
 
 
 @dataclass
@@ -77,8 +77,9 @@ def start(options: EngineOptions) -> Backing:
     context = options.context or int(gguf.hyperparameter("context_length", 4096))
     slots = options.slots + 1
     folder, remove_folder = make_slot_folder(_spacious_folder(gguf, context * slots))
-    atexit.register(remove_folder)  # so that an engine that is never closed leaves nothing in memory
-    # The server needs one position more than prompt and answer.
+    atexit.register(remove_folder)  # removes the slot files from memory even if the engine is never closed
+
+    # A slot needs one position more than its prompt and answer.
     tokens = slots * (context // _CONTEXT_STEP + 1) * _CONTEXT_STEP
     launch = Launch(gguf.path, tokens, slots, folder, options.threads, gguf.architecture, _patience(patience))
     try:
@@ -98,14 +99,14 @@ def make_slot_folder(parent: Path) -> tuple[Path, Callable[[], None]]:
     """
     _require_unexchangeable(parent)
     for old_folder in parent.glob(f"{_SLOT_FOLDERS}*"):
-        with suppress(OSError):  # another user's, already gone, or locked
+        with suppress(OSError):  # another user owns the folder, or it is gone or locked
             if time.time() - old_folder.lstat().st_mtime > _NEW_S:
                 lock = _lock(old_folder)
                 shutil.rmtree(old_folder, ignore_errors=True)
                 os.close(lock)
     folder = Path(tempfile.mkdtemp(prefix=_SLOT_FOLDERS, dir=parent))
     lock = -1
-    with suppress(OSError):  # without file locks no other process can lock the folder, and so none deletes it
+    with suppress(OSError):  # without file locks no process can lock a folder, and so none deletes this one
         lock = _lock(folder)
 
     def remove() -> None:
@@ -123,7 +124,7 @@ def _require_unexchangeable(parent: Path) -> None:
         found = folder.stat()
         open_to = found.st_mode & (stat.S_IWOTH if found.st_gid in (0, os.getgid()) else stat.S_IWOTH | stat.S_IWGRP)
         if found.st_uid not in (0, os.getuid()) or (open_to and not found.st_mode & stat.S_ISVTX):
-            raise ConfigError(f"{parent} can't hold KV caches: somebody else may rename what is in {folder}")
+            raise ConfigError(f"{parent} can't hold KV caches: other users may rename what {folder} contains")
 
 
 def _lock(folder: Path) -> int:
@@ -180,7 +181,7 @@ def _run_here(launch: Launch) -> _RunningServer:
     except RuntimeError as error:
         raise ConfigError(f"llama.cpp can't load {launch.model}: {error}") from None
     server = LlamaServer(socket_url(launch.socket))
-    # The server listens before its loop runs, and hangs if it is ended in between. The loop answers this request.
+    # If the server is ended before its loop runs, it hangs. An answer to this request shows that the loop runs.
     server.get("/slots")
     return server, _device(xllamacpp), servers.clear
 
@@ -204,7 +205,10 @@ def attach(options: EngineOptions) -> Backing:
         except (EngineUnavailable, KeyError, TypeError, ValueError) as error:
             raise ConfigError(f"no llama-server answers at {server.url}: {error}") from None
         if options.context > context:
-            raise ConfigError(f"a slot of {server.url} holds {context:,} tokens, not {options.context:,}: restart it")
+            raise ConfigError(
+                f"a slot of {server.url} holds {context:,} tokens, not {options.context:,}: "
+                "restart it with a larger --ctx-size"
+            )
         gguf = _reported_gguf(settings.get("model", ""), str(properties.get("model_path", "")))
     folder = Path(settings["slots"]) if "slots" in settings else None
     server.watch(patience_s)
@@ -218,7 +222,9 @@ def _patience(text: str) -> float:
     except ValueError:
         patience_s = 0
     if not 0.1 <= patience_s <= _LONGEST_PATIENCE_S:
-        raise ConfigError(f"health_s must be seconds from 0.1 to {_LONGEST_PATIENCE_S:,.0f}, not {text!r:.40}")
+        raise ConfigError(
+            f"health_s must be a number of seconds from 0.1 to {_LONGEST_PATIENCE_S:,.0f}, not {text!r:.40}"
+        )
     return patience_s
 
 
@@ -227,7 +233,7 @@ def _reported_gguf(path: str, reported_path: str) -> GGUFFile | None:
         return read_gguf(Path(path).expanduser())
     try:
         return read_gguf(Path(reported_path)) if reported_path else None
-    except ConfigError:  # the path may be on the server's machine
+    except ConfigError:  # the path may belong to another machine, on which the server runs
         return None
 
 
@@ -251,8 +257,8 @@ def _parameters(xllamacpp: Any, launch: Launch) -> Any:
     params.cpuparams.n_threads = threads
     params.cpuparams_batch.n_threads = threads
     if launch.threads == 1:
-        # Set explicitly, so that answers can be compared. In batches of less than 64 tokens attention rounds
-        # differently, and where a prompt is split into batches depends on what else is being decoded.
+        # One batch for a whole prompt, so that answers can be compared. In batches of less than 64 tokens attention
+        # rounds differently, and the server splits a prompt at places that depend on what else it decodes.
         params.n_batch = params.n_ubatch = _WHOLE_PROMPT
     return params
 

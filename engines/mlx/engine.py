@@ -153,14 +153,14 @@ class MLXEngine(FolderEngine):
                     yield token
 
     def _take(self, work: PromptWork, stop: threading.Event | None) -> Output:
-        self._loop.require_open()  # outputs that are ready already don't count any more
+        self._loop.require_open()  # after `close` even waiting outputs are not handed out
         return work.next_output(stop)
 
     def _check_call(self, tokens: Sequence[int], cache: KVCache | None, max_tokens: int) -> None:
         self._loop.require_open()
         super()._check_call(tokens, cache, max_tokens)
-        # MLX checks no index: an id beyond the embeddings ends the process.
+        # MLX does not check ids. An id without an embedding ends the process.
         if not 0 <= min(tokens) <= max(tokens) < self._loop.num_logits:
             raise EngineUnavailable(
-                f"a token id is none of this model's {self._loop.num_logits:,}: another's tokenizer?"
+                f"a token id is not among the model's {self._loop.num_logits:,}: tokenize with this model's tokenizer"
             )

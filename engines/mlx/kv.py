@@ -22,7 +22,8 @@ from messages.kv import Array, Block, DType, KVCache, KVLayout, Record, Recurren
 
 _TYPES: dict[DType, mx.Dtype] = {"f16": mx.float16, "bf16": mx.bfloat16, "f32": mx.float32}
 
-CacheState = tuple[mx.array, mx.array, int, int]  # one layer: keys, values, offset, a ring's next row; or a state
+# One layer's keys, values, offset, and the next row of its ring. A recurrent layer has columns, matrix, 0 and 0.
+CacheState = tuple[mx.array, mx.array, int, int]
 Rows = mx.array  # (layers, 2, tokens, kv_heads, head_dim)
 
 
@@ -38,9 +39,9 @@ def observed_layout(caches: Sequence[Any]) -> KVLayout:
     windows = {cache.max_size for cache in caches if type(cache) is RingCache}
     states = {_state_shapes(cache) for cache in caches if type(cache) is ArraysCache}
     if len(forms) != 1 or len(windows) > 1 or len(states) > 1:
-        raise KVTransferFailed("MLX keeps keys, values, windows or states of different sizes")
+        raise KVTransferFailed("the model's layers have keys, values, windows or states of different sizes")
     if all(type(cache) is RingCache for cache in attending):
-        raise KVTransferFailed("all of its layers slide: no block would hold anything")
+        raise KVTransferFailed("all attention layers have a sliding window, so blocks would be empty")
     kv_heads, head_dim, dtype = forms.pop()
     names = [name for name, mlx_type in _TYPES.items() if mlx_type == dtype]
     if not names:
@@ -142,7 +143,7 @@ def set_states(caches: Sequence[Any], cache_states: Sequence[CacheState]) -> Non
 def _state_shapes(cache: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
     parts = cache.cache
     if len(parts) != 2 or any(part is None for part in parts) or (parts[0].ndim, parts[1].ndim) != (3, 4):
-        raise KVTransferFailed("MLX keeps a recurrent state of a form that is not known here")
+        raise KVTransferFailed("MLX keeps a recurrent state in an unknown form")
     num_columns, channels = parts[0].shape[1:]
     heads, value_size, key_size = parts[1].shape[1:]
     return (channels, num_columns), (heads, key_size, value_size)

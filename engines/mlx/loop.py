@@ -40,7 +40,7 @@ class ModelLoop:
         self._thread.start()
         outcome = ready.get()
         if isinstance(outcome, Exception):
-            self._thread.join()  # the thread has to end before the interpreter
+            self._thread.join()  # the thread must end before the interpreter does
             raise outcome
         self.layout, self.ropes, self.num_logits = outcome.layout, outcome.ropes, outcome.num_logits
         self.device, self.no_kv_transfer = outcome.device, outcome.no_kv_transfer
@@ -133,7 +133,7 @@ class _Scheduler:
         self._batch.close()
 
     def _new_batch(self) -> Any:
-        # stop_tokens is the only way to name end tokens that all releases share.
+        # In all releases end tokens can be passed as stop_tokens. Each other way works only in some.
         return BatchGenerator(
             self._model,
             stop_tokens=[[number] for number in self._end_ids],
@@ -234,7 +234,7 @@ class _Scheduler:
             work.put_token(token, reason)
         else:
             work.put(work.failure)
-        if reason:  # the batch has then already removed it
+        if reason:  # the batch has already removed a finished sequence
             del self._decoding[number]
         elif work.failure is not None:
             self._leave([number])

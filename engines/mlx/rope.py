@@ -17,8 +17,9 @@ from engines.mlx.folder import NO_SCALING
 from engines.rope import Rope, difference
 from messages.errors import ConfigError, KVTransferFailed
 
-_OFFSETS = [4**power for power in range(12)]  # the slowest pair in use turns by 1e-7 a position
-_MAX_ANGLE = 1.5  # radians: less than half a turn, but clearly larger than rounding
+# Positions at which angles are measured. The slowest pair in use turns by 1e-7 radians a position.
+_OFFSETS = [4**power for power in range(12)]
+_MAX_ANGLE = 1.5  # radians; less than half a turn, but clearly more than rounding errors
 
 
 class StatedRoPE(nn.Module):  # type: ignore[misc]
@@ -62,7 +63,7 @@ def as_stated(model: nn.Module, config: Mapping[str, Any]) -> tuple[Rope, ...]:
         if _wrong(attention.rope, ropes[kind], config):
             attention.rope = StatedRoPE(ropes[kind])
             if wrong := _wrong(attention.rope, ropes[kind], config):
-                raise ConfigError(f"MLX computes another RoPE than config.json states: {wrong}; use another engine")
+                raise ConfigError(f"MLX does not compute the RoPE that config.json states: {wrong}; use another engine")
     return tuple(ropes[kind] for kind in (FULL, SLIDING) if kind in ropes)
 
 

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from messages.jobs import Sampling
 
 Sampler = Callable[[mx.array], mx.array]
-_SMALLEST_MASS = 1e-9  # top_p = 0 still leaves the likeliest token
+_SMALLEST_MASS = 1e-9  # above 0, so that top_p = 0 still leaves the likeliest token
 
 
 def greedy(scores: mx.array) -> mx.array:

@@ -18,13 +18,15 @@ from messages.errors import Cancelled, InvalidSchema, KvasirError
 from messages.jobs import PrefillReport
 from messages.kv import KVCache, KVLayout, Record
 
-_POLL_S = 0.2  # how long a cancelled caller may wait; every look takes processor time from the model
+_POLL_S = 0.2  # how long a cancelled caller may wait; each check takes processor time from the model
 _TOKENS_PER_PUT = 16
 _begin_computing: Any = mx.async_eval
-# Before 0.32, once a sequence without processors has left the batch, sequences get each other's processors.
+# Before mlx-lm 0.32, a batch mixes up processors after a sequence without processors has left it. So in those releases
+# every sequence gets a processor.
 _PROCESS_ALL = not hasattr(mlx_generate, "StopSequences")
 
-# Id, and why the answer ends here: "stop" (the token is not part of the answer), "length" or "".
+# A token's id, and why the answer ends here: "stop" (the token is not part of the answer), "length", or "" if it goes
+# on.
 Token = tuple[int, str]
 Output = Record | list[Token] | PrefillReport | KvasirError
 
@@ -38,7 +40,8 @@ class PromptWork(ABC):
         self.tokens = list(tokens)
         self.to_feed = to_feed
         self.prefix_cache = prefix_cache
-        self.fork: list[mlx_kv.CacheState] | None = None  # `prefix_cache` as arrays, once a decode has made them
+        # Contents of caches that hold `prefix_cache`. The first decode fills the list, and later decodes start from it.
+        self.fork: list[mlx_kv.CacheState] | None = None
         self.is_abandoned = False  # set by the caller when it stops listening
         self.caches: list[Any] = []
         self.position = 0  # tokens in the cache
@@ -52,7 +55,7 @@ class PromptWork(ABC):
     def begin(self, caches: list[Any], layout: KVLayout | None) -> None:
         """Take new caches, and load the transferred cache into them. Raises KVTransferFailed."""
         if self.prefix_cache is not None:
-            assert layout is not None  # the engine has refused it otherwise
+            assert layout is not None  # without a layout the engine has already refused the prefix
             if self.fork:
                 mlx_kv.set_states(caches, self.fork)
             else:
@@ -88,7 +91,7 @@ class PrefillWork(PromptWork):
         super().__init__(tokens, prefix_cache, len(tokens))
         self.layout = layout
         self._export_position = first
-        self._computing: tuple[mx.array, int] | None = None  # rows that MLX computes while earlier ones are copied
+        self._computing: tuple[mx.array, int] | None = None  # rows that MLX computes while earlier rows are copied
         self._start = 0.0
 
     def begin(self, caches: list[Any], layout: KVLayout | None) -> None:
@@ -143,7 +146,7 @@ class DecodeWork(PromptWork):
         constraint: Constraint | None,
         eager: bool,
     ) -> None:
-        super().__init__(tokens, prefix_cache, len(tokens) - 1)  # the batch starts with the last token
+        super().__init__(tokens, prefix_cache, len(tokens) - 1)  # the batch itself computes the last prompt token
         self.max_tokens = max_tokens
         self.sampler = sampler
         self.constraint = constraint
@@ -180,7 +183,7 @@ class DecodeWork(PromptWork):
                 self.constraint.accept(np.asarray(context[-1:]).item())
             self._has_begun = True
             mask = mx.array(self.constraint.compute_mask())
-        except InvalidSchema as error:  # raising it here would end the whole batch
+        except InvalidSchema as error:  # an error raised here would end the whole batch
             self.failure = error
             return logits
         return mx.where(mask, logits, mx.array(-mx.inf, logits.dtype))

@@ -44,10 +44,11 @@ from messages.jobs import Part, Sampling
 
 _log = logging.getLogger(__name__)
 
-# Keeps the model loaded between jobs; with Ollama's default of 5 minutes it would be unloaded in quiet times.
+# Keeps the model loaded between jobs. By default Ollama would unload it after 5 quiet minutes.
 KEEP_ALIVE = "60m"
 _NEUTRAL = {"min_p": 0.0, "typical_p": 1.0, "repeat_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
-_MARKS = (3, 4)  # token types of GGUF: control, and user-defined, which is also matched in any text
+# GGUF's token types "control" and "user-defined". Ollama finds user-defined tokens in any text.
+_MARKS = (3, 4)
 _PRINTS_SYSTEM = re.compile(r"""\.System\b|"system"|\.Role\s*-?\}\}""")
 _STOP_LINE = re.compile(r"^stop\s+(\".*\"|\S+)\s*$", re.MULTILINE)
 
@@ -76,7 +77,9 @@ def parse_weights(weights: str) -> tuple[str, str]:
                 f"weights of the ollama engine look like 'http://127.0.0.1:11434/qwen3-coder:30b', not {weights!r:.100}"
             )
     if not model:
-        raise ConfigError(f"{weights!r} names no model: write it after the server, as in {host or 'ollama:'}/MODEL")
+        raise ConfigError(
+            f"{weights!r} names no model: write the model after the server, as in {host or 'ollama:'}/MODEL"
+        )
     return host, model
 
 

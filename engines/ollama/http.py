@@ -85,7 +85,7 @@ class OllamaServer(RemoteServer):
         return EngineUnavailable(f"Ollama at {self.host} answered {error.status_code}: {message:.300}")
 
     def _is_gone(self, error: BaseException) -> bool:
-        # ConnectionError is raised by the client itself.
+        # Ollama's client itself raises ConnectionError.
         return isinstance(error, (httpx.TransportError, ConnectionError))
 
     async def _probe(self) -> Any:

@@ -170,7 +170,7 @@ class OpenAIEngine(TextOnly[OpenAIServer]):
             "top_p": sampling.top_p,
             "top_k": sampling.top_k,
             "seed": sampling.seed % RANDOM_SEED,
-            "min_p": 0.0,  # these two have other defaults in some servers
+            "min_p": 0.0,  # some servers have other defaults for min_p and repetition_penalty
             "repetition_penalty": 1.0,
         }
         if words := [word for word in sampling.stop if word]:
@@ -230,7 +230,7 @@ class _AnswerReader(StreamedText):
             piece = "".join([delta.get("content") or "" for delta in deltas])
             has_thoughts = any(delta.get("reasoning_content") or delta.get("reasoning") for delta in deltas)
         except (AttributeError, TypeError, ValueError):
-            raise EngineUnavailable(f"the server sent an event of another shape: {json.dumps(event):.80}") from None
+            raise EngineUnavailable(f"the server sent an event of an unknown form: {json.dumps(event):.80}") from None
         if piece or has_thoughts:
             self.note_token()
         self.add(piece)

@@ -24,11 +24,11 @@ from messages.errors import ContextExceeded, EngineUnavailable, InvalidPrompt, I
 _log = logging.getLogger(__name__)
 
 _END_S = 0.5  # how long a stream may take to end after its last event
-_LONGEST_WAIT_S = 600.0  # a server that asks to wait longer counts as away
+_LONGEST_WAIT_S = 600.0  # seconds; a server that asks for a longer wait counts as away
 _TOO_LONG = ("context length", "context size", "context_length", "maximum context", "too long", "a context of")
 _NO_SCHEMA = ("grammar", "schema", "response_format")
 _PERMANENT_STATUSES = (400, 413, 422)
-_UNAVAILABLE_STATUSES = (502, 503, 504)  # from a proxy whose server is away, or from a server that is loading
+_UNAVAILABLE_STATUSES = (502, 503, 504)  # statuses of a proxy whose server is away, or of a server that is loading
 
 # Networks to which prompts may be sent without permission: this machine, and private networks.
 _INSIDE = [
@@ -103,7 +103,7 @@ class OpenAIServer(RemoteServer):
         except (ValueError, RecursionError, KeyError, TypeError):
             entries = None
         if not isinstance(entries, list):
-            raise NoModelList(f"{self.host}/models is not a list of models: is this the address of OpenAI's API?")
+            raise NoModelList(f"{self.host}/models is not a list of models: check that the address offers OpenAI's API")
         return entries
 
     async def _events_with_retry(self, body: dict[str, Any]) -> AsyncIterator[Any]:
@@ -124,7 +124,7 @@ class OpenAIServer(RemoteServer):
             if response.status != HTTPStatus.OK:
                 self._check(response, await self._read(response))
             if "event-stream" not in response.headers.get("content-type", ""):
-                raise EngineUnavailable(f"the server at {self.host} answered something other than a stream")
+                raise EngineUnavailable(f"the server at {self.host} sent something other than a stream")
             async for line in _lines(bounded(response.content.iter_any(), f"the server at {self.host}", by_lines=True)):
                 kind, _, value = line.partition(b":")
                 if kind != b"data":
@@ -145,13 +145,14 @@ class OpenAIServer(RemoteServer):
         """The session. It belongs to the event loop on which the requests run."""
         if self._session is None:
             secure = ssl.create_default_context(cafile=certifi.where())
-            # Names are resolved again for each request, as `_check_place` does.
+            # Without a cache, a name is resolved for each request, just after `_check_place` has resolved it.
             connector = aiohttp.TCPConnector(limit=0, ssl=secure, keepalive_timeout=IDLE_S, use_dns_cache=False)
             key_header = {"Authorization": f"Bearer {self._key}"} if self._key else {}
             self._session = aiohttp.ClientSession(
                 connector=connector,
                 headers={"Accept-Encoding": "identity", **key_header},
-                auto_decompress=False,  # the counted bytes may decompress to a thousand times as many
+                # Decompressed, the counted bytes could be a thousand times as many.
+                auto_decompress=False,
                 # There is no read time-out, because loading and long prompts are silent for minutes. The caller's stop
                 # event ends them.
                 timeout=aiohttp.ClientTimeout(total=None, connect=CONNECT_S),
@@ -202,7 +203,7 @@ class OpenAIServer(RemoteServer):
         """Runs before each request to a host name, which may now resolve to another address than before."""
         if not self._may_be_called and (external_host := await asyncio.to_thread(outside, self.host)):
             raise Outside(
-                f"{external_host} is outside private networks, or can't be found: no prompt goes there unless "
+                f"{external_host} is outside private networks, or can't be found: prompts go there only with "
                 "allow_external = true"
             )
 

@@ -131,7 +131,7 @@ class SimulatedEngine:
         shape, highest = self._layout.block_shape(1), np.iinfo(bits).max
         self._pattern = np.random.default_rng(model.seed).integers(0, highest, shape, dtype=bits, endpoint=True)
         heads, dim = self._layout.kv_heads, self._layout.head_dim
-        # A token's 64 bits as words of the dtype's width, repeated along its row.
+        # A token's 64 bits, as words of the dtype's width, are repeated along its row.
         self._columns = (np.arange(heads * dim) % (8 // bits.itemsize)).reshape(heads, dim)
         # Clears the sign and the exponent's top bit, so that the remaining bits are always a finite number.
         self._finite = bits.type(highest >> 2)
@@ -158,7 +158,7 @@ class SimulatedEngine:
         if messages[0].role == "raw":
             return TokenizedPrompt((_BOS, *_text_ids(messages[0].text)), 0)
         for message in messages:
-            if whole:  # so far everything belongs to the class
+            if whole:  # so far every message belongs to the class
                 shared_tokens = len(ids) + 1 + message.common // CHARS_PER_TOKEN
             whole = whole and message.common == len(message.text)
             ids += (_MARKS[message.role], *_text_ids(message.function + message.text))
@@ -283,7 +283,7 @@ class SimulatedEngine:
             return 0
         cache.require_part_of(len(tokens), min_evaluated=min_evaluated)
         if cache.layout != self._layout:
-            raise KVTransferFailed(f"the KV cache has the layout {cache.layout}, this model {self._layout}")
+            raise KVTransferFailed(f"the KV cache has the layout {cache.layout}, but this model has {self._layout}")
         chain, bits = _chain(tokens), self._pattern.dtype
         for block in cache.blocks:
             expected = self._data(chain[block.start : block.end])
@@ -323,7 +323,8 @@ def _check_model(model: SimulatedModel) -> SimulatedModel:
             raise ConfigError(f"{name} of the simulated engine must be at least {low}, not {getattr(model, name)}")
     if model.recurrent >= model.layers > 0:
         raise ConfigError(
-            f"of {model.layers} layers of the simulated engine {model.recurrent} can't be recurrent: one must attend"
+            f"at least one of the {model.layers} layers of the simulated engine must attend, but {model.recurrent} "
+            "are recurrent"
         )
     try:
         model.layout  # noqa: B018  evaluated only for its checks

@@ -59,7 +59,7 @@ class _Generator:
             raise InvalidSchema(f"the JSON schema nests, or refers to itself, more than {_MAX_DEPTH} levels deep")
         self._values += 1
         if self._values > _MAX_VALUES:
-            raise InvalidSchema(f"the JSON schema wants more than {_MAX_VALUES:,} values")
+            raise InvalidSchema(f"the JSON schema requires more than {_MAX_VALUES:,} values")
         _check_keywords(schema)
         if "$ref" in schema:
             return self.value(self._resolve(schema["$ref"]), depth + 1)
@@ -96,7 +96,7 @@ class _Generator:
     def _object(self, schema: Mapping[str, Any], depth: int) -> dict[str, Any]:
         properties, required_names = schema.get("properties", {}), schema.get("required", [])
         if not isinstance(properties, Mapping) or not isinstance(required_names, list):
-            raise InvalidSchema("properties must be an object and required a list")
+            raise InvalidSchema("properties must be an object, and required must be a list")
         # At deep levels optional properties are left out, so that a schema that refers to itself ends.
         names = [name for name in properties if name in required_names or (depth < 4 and self._source.random() < 0.8)]
         names += [name for name in required_names if name not in properties]
@@ -159,7 +159,9 @@ def prose(source: random.Random, length: int) -> str:
 def _check_keywords(schema: Mapping[str, Any]) -> None:
     unsupported_keywords = sorted(set(schema) - _SUPPORTED_KEYWORDS - _ANNOTATIONS)
     if unsupported_keywords:
-        raise InvalidSchema(f"the simulated engine can't keep the JSON schema keyword {unsupported_keywords[0]!r:.60}")
+        raise InvalidSchema(
+            f"the simulated engine can't enforce the JSON schema keyword {unsupported_keywords[0]!r:.60}"
+        )
 
 
 def _implied_type(schema: Mapping[str, Any]) -> str:

@@ -39,7 +39,7 @@ from messages.kv import KVCache, KVLayout, Record
 _log = logging.getLogger(__name__)
 # Chunks large enough to keep a GPU busy, and small enough for blocks to leave early.
 _CHUNK_TOKENS = {"cuda": 2048, "cpu": 512}
-# How many chunks' blocks may be under way while the next chunk is computed.
+# How many chunks' blocks may still be on their way out while the next chunk is computed.
 _IN_FLIGHT = {"cuda": 1, "cpu": 0}
 
 
@@ -91,8 +91,8 @@ class TransformersEngine(FolderEngine):
     def close(self) -> None:
         """Calls in progress raise EngineUnavailable. Idempotent."""
         self._closed.set()
-        self._model = None  # a call in progress keeps it until it ends
-        gc.collect()  # the model's hooks refer back to it
+        self._model = None  # a call in progress still holds the model until it ends
+        gc.collect()  # model and hooks refer to each other, so only the garbage collector frees them
         torch.cuda.empty_cache()
 
     def prefill(
@@ -194,7 +194,7 @@ class TransformersEngine(FolderEngine):
     def _remember_run(self, cache: KVCache | None, tokens: Sequence[int], run: ModelRun) -> None:
         """Remember what this thread has computed after an imported cache."""
         layout = self.info.layout
-        # A window or a recurrent state that has moved on can't be rewound.
+        # A sliding window or a recurrent state can't go back to an earlier position.
         if (source := self._pinned_caches.get(id(cache))) and layout and not (layout.window or layout.state_layers):
             source.runs[threading.get_ident()] = (tokens, run)
 
@@ -206,7 +206,7 @@ class TransformersEngine(FolderEngine):
         run_tokens, run = source.runs.pop(threading.get_ident())
         common = min(common_prefix(run_tokens, tokens), len(tokens) - 1)
         if common < run.length:
-            run.past.crop(common - run.length)  # negative: the number of tokens to remove
+            run.past.crop(common - run.length)  # a negative number removes that many tokens
         return run
 
     def _split_chunks(self, tokens: Sequence[int]) -> list[Sequence[int]]:

@@ -34,13 +34,13 @@ def layout_of(past: DynamicCache) -> KVLayout:
     shapes = {_shape(index, layer) for index, layer in attending.items()}
     states = {_state_shapes(index, layer) for index, layer in recurrent.items()}
     if len(shapes) != 1 or len(states) > 1:
-        raise KVTransferFailed("its layers' caches differ in size or type")
+        raise KVTransferFailed("the caches of the model's layers differ in size or type")
     windows = {layer.sliding_window for layer in attending.values() if layer.is_sliding}
     if len(windows) > 1:
-        raise KVTransferFailed("its sliding windows differ in length")
+        raise KVTransferFailed("the model's sliding windows differ in length")
     window_layers = tuple(index for index, layer in attending.items() if layer.is_sliding)
     if len(window_layers) == len(attending):
-        raise KVTransferFailed("all its layers have a sliding window")
+        raise KVTransferFailed("all attention layers have a sliding window, so blocks would be empty")
     kv_heads, head_dim, dtype = shapes.pop()
     columns, matrix = states.pop() if states else ((), ())
     try:
@@ -159,17 +159,19 @@ def as_numpy(tensor: torch.Tensor) -> Array:
 
 def _shape(index: int, layer: Any) -> tuple[int, int, DType]:
     if not isinstance(layer.keys, torch.Tensor) or layer.keys.ndim != 4 or layer.keys.shape != layer.values.shape:
-        raise KVTransferFailed(f"layer {index} keeps no keys and values of one shape (it is a {type(layer).__name__})")
+        raise KVTransferFailed(f"layer {index} ({type(layer).__name__}) does not keep keys and values of one shape")
     names = [name for name, kind in TORCH_TYPES.items() if layer.keys.dtype is kind is layer.values.dtype]
     if not names:
-        raise KVTransferFailed(f"layer {index} keeps its keys as {layer.keys.dtype}; only f32, f16 and bf16 travel")
+        raise KVTransferFailed(
+            f"layer {index} keeps its keys as {layer.keys.dtype}; only f32, f16 and bf16 are supported"
+        )
     return int(layer.keys.shape[1]), int(layer.keys.shape[3]), names[0]
 
 
 def _state_shapes(index: int, layer: LinearAttentionLayer) -> tuple[tuple[int, ...], tuple[int, ...]]:
     columns, matrix = layer.conv_states[0], layer.recurrent_states[0]
     if len(layer.conv_states) != 1 or columns is None or matrix is None or (columns.ndim, matrix.ndim) != (3, 4):
-        raise KVTransferFailed(f"layer {index} keeps a recurrent state of a form that is not known here")
+        raise KVTransferFailed(f"layer {index} keeps a recurrent state in an unknown form")
     channels, num_columns = columns.shape[1:]
     return (int(channels), int(num_columns) - 1), tuple(map(int, matrix.shape[1:]))
 

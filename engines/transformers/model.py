@@ -27,7 +27,7 @@ from messages.kv import KVLayout
 Check = Callable[[], None]  # raises an error when the work must end
 
 _DEVICES = ("cpu", "cuda")
-# Models that transformers 5.23 computes differently in two calls than in one, as seen in the logits after 100 tokens. A
+# Models that transformers 5.23 computes differently in two calls than in one. The logits after 100 tokens show it. A
 # jamba loses its states, and a bamba counts positions from 0 again.
 _WRONG_IN_PARTS = {"bamba", "jamba", "recurrent_gemma"}
 
@@ -122,26 +122,26 @@ class TorchModel:
         observed_layout = torch_kv.layout_of(run.past)
         stated_layout = hf_weights.layout_of(folder, observed_layout.dtype)
         if observed_layout != stated_layout:
-            raise KVTransferFailed(f"PyTorch keeps {observed_layout}, where config.json states {stated_layout}")
+            raise KVTransferFailed(f"PyTorch's KV cache is {observed_layout}, but config.json states {stated_layout}")
         return observed_layout
 
     def ropes(self, folder: HFFolder) -> tuple[Rope, ...]:
         """The model's RoPE as its module computes it. It must be what config.json states. Raises KVTransferFailed."""
         module = getattr(self._model.base_model, "rotary_emb", None)
-        # One module for all layers, or one for each kind of layer.
+        # The module holds frequencies for all layers together, or for each kind of layer.
         prefixes = {"": FULL} if hasattr(module, "inv_freq") else {f"{kind}_": kind for kind in (FULL, SLIDING)}
         observed_ropes = []
         for prefix in prefixes:
             frequencies = getattr(module, f"{prefix}inv_freq", None)
             if frequencies is None:
                 raise KVTransferFailed(
-                    f"where transformers keeps the RoPE of a {folder.model_type!r} model is not known here"
+                    f"Kvasir does not know where transformers keeps the RoPE of a {folder.model_type!r} model"
                 )
             scale = float(getattr(module, f"{prefix}attention_scaling"))
             observed_ropes.append(Rope(tuple(frequencies.double().tolist()), scale))
         stated_ropes = tuple(stated_rope(folder.text, kind) for kind in prefixes.values())
         if wrong := difference(observed_ropes, stated_ropes):
-            raise KVTransferFailed(f"transformers computes another RoPE than config.json was read to state: {wrong}")
+            raise KVTransferFailed(f"transformers does not compute the RoPE that config.json states: {wrong}")
         return stated_ropes
 
     def _require_cache(self, folder: HFFolder) -> None:
@@ -158,7 +158,7 @@ class TorchModel:
             problem = _first_line(error)
         if problem:
             raise ConfigError(
-                f"transformers can't go on with a {folder.model_type!r} model from the cache of the tokens before: "
+                f"transformers can't continue a sequence of a {folder.model_type!r} model from its KV cache: "
                 f"{problem:.200}; {folder.path} needs another engine"
             )
 
@@ -195,8 +195,8 @@ def _load(weights: Weights) -> Any:
     transformers.utils.logging.disable_progress_bar()
     if weights.folder.model_type in _WRONG_IN_PARTS:
         raise ConfigError(
-            f"transformers computes a {weights.folder.model_type!r} model wrongly where a sequence comes in more than "
-            f"one call, as prompt and answer do: {weights.folder.path} needs another engine"
+            f"transformers computes a {weights.folder.model_type!r} model wrongly if prompt and answer are computed "
+            f"in separate calls: {weights.folder.path} needs another engine"
         )
     try:
         model, report = transformers.AutoModelForCausalLM.from_pretrained(

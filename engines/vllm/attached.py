@@ -41,9 +41,10 @@ _log = logging.getLogger(__name__)
 
 COMMAND = "kvasir engines connector FOLDER"
 _COMPLETIONS = "/v1/completions"
-_LONGEST_PAUSE_S = 5.0  # a look costs only a refused connection, and jobs wait for the server
+_LONGEST_PAUSE_S = 5.0  # short, because a probe costs only a refused connection, and jobs wait for the server
 _GREETING = (0, 1, 2, 3)  # a prompt that says nothing
-_TOLERANCE = 0.02  # relative tolerance for the greeting's keys and values: rounding of a few steps in bfloat16
+_TOLERANCE = 0.02  # relative; the greeting's keys and values may differ by a few steps of bfloat16
+
 # Set explicitly, because a server may have other defaults.
 _PLAIN = {"temperature": 0, "top_p": 1, "top_k": 0, "min_p": 0, "repetition_penalty": 1, "presence_penalty": 0,
           "frequency_penalty": 0, "n": 1, "return_token_ids": True}  # fmt: skip
@@ -63,7 +64,7 @@ class AttachedServer(Conversation):
     def __init__(self, url: str, shared_folder: Path, api_key: str = "") -> None:
         """Returns once the server has shown what it serves. Raises ConfigError, which says what to do."""
         if not shared_folder.is_dir():
-            raise ConfigError(f"there is no folder {shared_folder}, which a worker and vLLM would share")
+            raise ConfigError(f"there is no folder {shared_folder}; worker and vLLM must share one")
         super().__init__(shared_folder)
         self._server = LlamaServer(url, "vLLM", api_key)
         self._events = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
@@ -124,7 +125,7 @@ class AttachedServer(Conversation):
         try:
             for tokens in self._stream_tokens(key, request):
                 while (inbox := self._inboxes.get(key)) and inbox.qsize() >= MAX_WAITING_EVENTS:
-                    time.sleep(POLL_S)  # the server may be faster than the reader
+                    time.sleep(POLL_S)  # the reader may be slower than the server
                 self._hand_on(tokens)
                 if tokens["last"]:
                     end_message = {"op": "done", "evaluated": tokens["evaluated"]}
@@ -141,7 +142,7 @@ class AttachedServer(Conversation):
             end_message["why"] = f"vLLM's answer is not understood: {error!r:.200}"
         finally:
             self._drain()
-            if key not in self._failed_keys:  # otherwise the connector has already reported the reason
+            if key not in self._failed_keys:  # otherwise the connector has already sent the reason
                 self._hand_on(end_message | {"id": key})
             self._failed_keys.discard(key)
             self._evaluated_tokens.pop(key, None)
@@ -170,8 +171,8 @@ class AttachedServer(Conversation):
     def _body(self, key: str, tokens: Any, max_tokens: int, emit: int | None, inject: Any) -> dict[str, Any]:
         transfer = {"version": events.VERSION, "key": key, "folder": self.folder.name, "block": self._block}
         transfer |= {"emit": emit, "inject": inject, "sampling": None}
-        # With its own salt the request uses nothing from vLLM's prefix cache, where the counter would prove nothing,
-        # and leaves nothing in it that was computed elsewhere.
+        # The request gets a salt of its own, so it takes nothing from vLLM's prefix cache. Otherwise the counter of
+        # evaluated tokens would prove nothing. It also leaves nothing there that was computed elsewhere.
         request = {"prompt": list(tokens), "max_tokens": max_tokens, "cache_salt": key}
         return _PLAIN | request | {"kv_transfer_params": {events.NAME: transfer}}
 
@@ -181,8 +182,8 @@ class AttachedServer(Conversation):
         inbox = self._inboxes[key] = SimpleQueue()
         try:
             body = self._body(key, _GREETING, 1, 0, None) | {"logprobs": TOP}
-            # All values are in one block, whatever the model's block length, so that their layout is the same each
-            # time.
+            # One block holds the whole greeting, whatever the model's block length is. So the values always have the
+            # same layout.
             body["kv_transfer_params"][events.NAME]["block"] = len(_GREETING)
             answer = self._server.post(_COMPLETIONS, body, timeout_s=SILENT_S)
             self._drain()
@@ -216,10 +217,10 @@ class AttachedServer(Conversation):
         try:
             layout = layout_seen(message["shape"])
             with self.open_file(message["file"]) as file:
-                shape = layout.block_shape(len(_GREETING))  # read only this much, whatever the file holds
+                shape = layout.block_shape(len(_GREETING))  # only these bytes are read, however long the file is
                 numbers = cast(np.fromfile(file, layout.numpy_type, int(np.prod(shape))), layout.dtype, "f32")
         except (TypeError, ValueError, OSError, InvalidMessage) as error:
-            raise ConfigError(f"{self._server.url} gives its KV cache in a form that is not known: {error}") from None
+            raise ConfigError(f"{self._server.url} gives its KV cache in an unknown form: {error}") from None
         finally:
             self.remove_file(message["file"])
         self._block = layout.block_tokens
@@ -252,7 +253,7 @@ class AttachedServer(Conversation):
             np.linalg.norm(numbers - self._numbers) <= _TOLERANCE * np.linalg.norm(self._numbers)
         )
         if served_model != expected or not is_alike:
-            raise ConfigError("it serves another model now: restart the worker to take that")
+            raise ConfigError("it serves another model now: restart the worker to use the new model")
         self.served_model = served_model
         _log.warning("%s is there again", self._server.url)
         self._up.set()
@@ -263,7 +264,7 @@ class AttachedServer(Conversation):
             while True:
                 datagram = self._events.recv(events.LARGEST, socket.MSG_DONTWAIT)
                 with suppress(KeyError, TypeError, ValueError, OSError):
-                    # An unreadable message can't be the connector's.
+                    # A message that can't be read is not from the connector.
                     self._handle_event(events.unpack_datagram(datagram))
 
     def _handle_event(self, message: Message) -> None:

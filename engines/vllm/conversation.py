@@ -21,7 +21,7 @@ from engines.waiting import POLL_S, check_running
 from messages.errors import EngineUnavailable, InvalidSchema, KvasirError, KVTransferFailed
 from messages.kv import KVLayout
 
-SILENT_S = 120.0  # silence while it has work; one step takes seconds
+SILENT_S = 120.0  # seconds of silence after which a busy vLLM counts as hung; one step takes seconds
 _KINDS: dict[str, type[KvasirError]] = {"kv": KVTransferFailed, "schema": InvalidSchema, "engine": EngineUnavailable}
 
 
@@ -38,7 +38,7 @@ class Conversation(ABC):
         self._handle = open_folder(self.folder)
         self.served_model: Message = {}
         self._inboxes: dict[str, queue.SimpleQueue[Message]] = {}
-        self._last_message_at = 0.0  # when it last sent something; monotonic clock
+        self._last_message_at = 0.0  # when vLLM last sent a message; monotonic clock
         self._closing = threading.Event()
 
     @property

@@ -42,7 +42,7 @@ from messages.jobs import PrefillReport, Sampling
 from messages.kv import Block, KVCache, KVLayout, Record, Window, cast
 
 _log = logging.getLogger(__name__)
-_INTERVAL_TOKENS = 16  # tokens sent together if nobody streams the answer, because each message wakes three threads
+_INTERVAL_TOKENS = 16  # tokens in one message if nobody streams the answer, because each message wakes three threads
 _PAGE_TOKENS = 32  # vLLM's CPU back end requires a multiple of this
 _CPU_CHUNK_TOKENS = 512
 _LONGEST_CHUNK_TOKENS = 16_384  # the chunk that vLLM chooses for a GPU
@@ -74,7 +74,8 @@ def attach(options: EngineOptions) -> "VLLMEngine":
         _require_same_model(folder, served_model["sizes"])
         if options.context > served_model["context"]:
             raise ConfigError(
-                f"{options.weights} holds {served_model['context']:,} tokens, not {options.context:,}: --max-model-len"
+                f"{options.weights} holds {served_model['context']:,} tokens, not {options.context:,}: "
+                "restart it with a larger --max-model-len"
             )
         options = replace(options, context=options.context or served_model["context"])
         return VLLMEngine(folder, HFPrompt(folder.path), server, _layout(folder), options)
@@ -87,9 +88,9 @@ def launch_for(options: EngineOptions) -> tuple[HFFolder, HostLaunch]:
     layout = _layout(folder)
     sequences = options.slots + options.prefill_slots
     arguments = _arguments(folder, layout, _context(folder, options), sequences)
-    if (
-        vllm_environment.cpu
-    ):  # compiling takes a minute, and a chunk of vLLM's own size would be a whole prompt, so that blocks leave late
+    # On a CPU compiling takes a minute. With vLLM's own chunk size a prompt would be one chunk, and its blocks would
+    # leave late.
+    if vllm_environment.cpu:
         arguments |= {"enforce_eager": True, "max_num_batched_tokens": max(_CPU_CHUNK_TOKENS, sequences)}
     if vllm_environment.release != environment.TESTED_RELEASE:
         _log.warning(
@@ -115,9 +116,9 @@ class VLLMEngine(FolderEngine):
         try:
             observed_layout = layout_seen(host.served_model["shape"])
         except (TypeError, InvalidMessage) as error:
-            raise ConfigError(f"vLLM keeps its KV cache in a shape that is not known here: {error}") from None
+            raise ConfigError(f"vLLM keeps its KV cache in an unknown shape: {error}") from None
         if observed_layout != layout:
-            raise ConfigError(f"vLLM keeps {observed_layout}, where config.json states {layout}")
+            raise ConfigError(f"vLLM's KV cache is {observed_layout}, but config.json states {layout}")
         num_logits = int(folder.text["vocab_size"])
         super().__init__(prompt, num_logits)
         self.host = host
@@ -163,8 +164,8 @@ class VLLMEngine(FolderEngine):
         """See PrefillEngine. vLLM can't compute a prompt without an answer, so one token is sampled and thrown away."""
         self.info.require_capacity(len(tokens) + 1)
         if resume is not None:
-            # vLLM computes the last token again. With a window that ends after it, the row that it looks back at would
-            # be missing.
+            # vLLM computes the last token again. A window record that ends after this token lacks the oldest row that
+            # the token attends to.
             resume.require_part_of(len(tokens), min_evaluated=1 if self._layout.window else 0)
         with acquire_slot(self._prefill_slots, partial(self.host.check, stop)):
             start = time.monotonic()
@@ -282,7 +283,7 @@ class VLLMEngine(FolderEngine):
                 with self.host.open_file(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL) as file:
                     write_cache(file, cache, self._layout)
             except OSError as error:
-                raise KVTransferFailed(f"{self.host.folder} does not take the KV cache: {error.strerror}") from None
+                raise KVTransferFailed(f"{self.host.folder} can't hold the KV cache: {error.strerror}") from None
             yield name, cache.num_tokens
         finally:
             self.host.remove_file(name)
@@ -358,7 +359,7 @@ def _layout(folder: HFFolder) -> KVLayout:
     if dtype not in DTYPES:
         raise ConfigError(f"{folder.path / 'config.json'} states the dtype {dtype!r:.40}; add ?dtype=bfloat16")
     if not folder.config.get("architectures"):
-        raise ConfigError(f"{folder.path / 'config.json'} states no architectures, by which vLLM knows a model")
+        raise ConfigError(f"{folder.path / 'config.json'} states no architectures; vLLM needs them to load a model")
     advice = "; run it with the llamacpp, mlx or transformers engine"
     try:
         layout = layout_of(folder, DTYPES[dtype])
@@ -379,7 +380,7 @@ def _arguments(folder: HFFolder, layout: KVLayout, context: int, sequences: int)
         "kv_cache_memory_bytes": _cache_bytes(layout, context, sequences),
         # The store keeps prefixes. If vLLM kept them too, its counter of evaluated tokens would prove nothing.
         "enable_prefix_caching": False,
-        "generation_config": "vllm",  # not the folder's, because the job decides how to sample
+        "generation_config": "vllm",  # not the model folder's settings, because the job decides how to sample
         "max_logprobs": TOP,
         "structured_outputs_config": {"backend": "guidance", "disable_any_whitespace": True},
         "disable_log_stats": True,
@@ -393,7 +394,7 @@ def _cache_bytes(layout: KVLayout, context: int, sequences: int) -> int:
     smaller, larger = sorted((full, window_count or full))
     group = larger if larger < 1.5 * smaller else smaller  # vLLM pads its groups of layers to equal size
     pages = sequences * -(-full // group) * (-(-context // _PAGE_TOKENS) + 1)
-    # Besides the windows, chunks are under way: while one is computed, the next is already scheduled.
+    # Besides the windows there must be room for two chunks: while vLLM computes one, it has already scheduled the next.
     chunks = min(context, 2 * _LONGEST_CHUNK_TOKENS)
     window_pages = sequences * (-(-min(context, layout.window) // _PAGE_TOKENS) + 2) + -(-chunks // _PAGE_TOKENS)
     pages += -(-window_count // group) * window_pages
@@ -414,4 +415,4 @@ def _require_same_model(folder: HFFolder, sizes: dict[str, Any]) -> None:
     for name, size in sizes.items():
         if size is not None and folder.text.get(name) not in (None, size):
             statement = f"{folder.path} states {folder.text[name]}"
-            raise ConfigError(f"vLLM serves another model than weights say: its {name} is {size}, where {statement}")
+            raise ConfigError(f"vLLM serves another model than weights say: its {name} is {size}, but {statement}")

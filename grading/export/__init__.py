@@ -32,7 +32,8 @@ FORMATS: tuple[ExportFormat, ...] = (
     plain.FORMAT,
     feedback.FORMAT,
 )
-# The desk lists the table first, because it needs no file from the LMS. Replies are written by `kvasir requests --to`.
+# The desk lists the plain table first, because this format needs no file from the LMS. Only the desk offers the replies
+# as a format.
 DESK_FORMATS = (*sorted(FORMATS, key=lambda export_format: export_format is not plain.FORMAT), requests.REPLIES)
 
 __all__ = [

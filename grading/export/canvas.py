@@ -49,7 +49,7 @@ class _Gradebook:
 
     sheet: Sheet
     id_column: int
-    last_fact: int  # index of the last column of facts about the student
+    last_fact: int  # index of the last column that describes the student
     assignment: int
     possible: int  # index of the row `Points Possible`
     decimal_comma: bool
@@ -84,8 +84,8 @@ def export_canvas(
     graded_class, grades = final_grades(folder, include_unreviewed)
     if gradebook is None:
         raise ExportError(
-            "the gradebook is missing, which says whose each grade is: export it from Canvas (Grades, Export) "
-            "and name it with --gradebook"
+            "the gradebook is missing, and only it says which student gets which grade: export it from Canvas "
+            "(Grades, Export) and name it with --gradebook"
         )
     book = _read(gradebook, assignment.strip(), graded_class.title)
     factor, notes = _factor(book, graded_class.total, scale)
@@ -124,8 +124,8 @@ def export_canvas(
 
 _NO_ID = "its name holds no Canvas user id, so it is not in the file"
 _NOT_LISTED = "its Canvas user id is not in the gradebook, so it is not in the file"
-# Columns that Canvas ignores wherever they stand: `NON_ASSIGNMENT_COLUMN_HEADERS` in instructure/canvas-lms,
-# `lib/gradebook_importer.rb`.
+# Canvas ignores columns with these titles at any position (`NON_ASSIGNMENT_COLUMN_HEADERS` in instructure/canvas-lms,
+# `lib/gradebook_importer.rb`).
 _IGNORED_TITLE = re.compile("(?:Current|Final) (?:Score|Points|Grade)|Override (?:Score|Grade|Status)")
 _PASS_OR_FAIL = frozenset({"complete", "incomplete"})
 
@@ -204,7 +204,7 @@ def _find_assignment_column(header: Sequence[str], last_fact: int, assignment: s
     columns = {index: header[index] for index in range(last_fact + 1, len(header)) if _takes_grades(header[index])}
     is_ambiguous = not assignment and len(columns) > 1
     matching_names = [] if is_ambiguous else matching_columns(columns.values(), assignment or title)
-    # An exact name is preferred to one that matches only in part.
+    # If one name equals the requested name, the names that only contain it are ignored.
     candidates = [name for name in matching_names if name.strip() == assignment] or matching_names
     indices = [index for index, name in columns.items() if name in candidates]
     if len(indices) == 1:
@@ -213,7 +213,7 @@ def _find_assignment_column(header: Sequence[str], last_fact: int, assignment: s
     problem = "more than one assignment" if indices or is_ambiguous else "no assignment"
     name_clause = "" if is_ambiguous else f" called {assignment or title!r:.100}"
     raise ExportError(
-        f"the gradebook has {problem}{name_clause}. Its columns are: {names}. Say which one it is", "--assignment"
+        f"the gradebook has {problem}{name_clause}. Its columns are: {names}. Name the right column", "--assignment"
     )
 
 
@@ -227,7 +227,7 @@ def _factor(book: _Gradebook, total: Points, scale: bool) -> tuple[Decimal, list
         return Decimal(1), []
     if not scale or not possible:
         problem = (
-            f"Canvas counts this assignment as {text:.20} points, the rubric adds up to {total}: correct one of them"
+            f"Canvas gives this assignment {text:.20} points, but the rubric adds up to {total}: correct one of them"
         )
         if not possible:
             raise ExportError(problem)
@@ -235,7 +235,7 @@ def _factor(book: _Gradebook, total: Points, scale: bool) -> tuple[Decimal, list
     return possible / exact(total), [f"points are scaled from {total} to {possible}"]
 
 
-# --- what Canvas does with it
+# --- what Canvas does with the points
 
 
 def _drops(book: _Gradebook) -> list[str]:
@@ -267,7 +267,8 @@ def _fields(form: Form, names: Sequence[str]) -> Choices | None:
         return None
     columns = assignment_columns(gradebook)
     matching = matching_columns(columns, *names)
-    # The default column is the one with the class's title, or none. A column's position is never used to guess.
+    # The form selects the column with the class's title, or none. The position of a column says nothing about its
+    # content.
     assignment = form.column("Assignment", columns, matching[0] if len(matching) == 1 else None)
     scale = form.flag("Scale the points to Canvas's, where those are others")
     return {"gradebook": gradebook, "assignment": assignment, "scale": scale} if assignment else None

@@ -19,7 +19,7 @@ FeedbackKind = Literal["md", "html"]
 
 WITHHELD_NOTICE = "(The feedback on this point is withheld; please ask your instructor.)"
 _EPOCH = (1980, 1, 1, 0, 0, 0)
-_NAME_BYTES = 230  # file systems allow names of 255 bytes
+_NAME_BYTES = 230  # file systems allow 255 bytes, and the rest is for what is added to the name
 _MARKUP = re.compile(r"([\\`*_{}\[\]()#+!|~=-])")
 _STYLE = (
     "body{font:16px/1.5 system-ui,sans-serif;max-width:42rem;margin:2rem auto;padding:0 1rem}"
@@ -115,10 +115,11 @@ def _blocks(title: str, final: FinalGrade) -> list[tuple[str, str]]:
         ("text", f"Taken off: {final.penalty.words}" if final.penalty else ""),
         ("text", one_line(final.summary)),
     ]
-    # None if a person set only the total of work without points for criteria, or if nothing was handed in
+    # No points are listed if nothing was handed in, or if a person set only a total for work whose criteria have no
+    # points.
     has_points = not is_empty and all(criterion.points is not None for criterion in final.criteria)
     for criterion in final.criteria if has_points else ():
-        # the evidence is shown as a quote only if it stands in the student's own work
+        # The evidence appears as a quote only if it was found in the student's own work.
         is_quoted = criterion.evidence_state == "found" and not criterion.leaks
         blocks += [
             ("heading", f"{criterion.title}: {show_points(criterion.points)} of {show_points(criterion.max_points)}"),

@@ -52,8 +52,10 @@ class FinalGrade:
     points: Points | None  # less the penalty
     why_blank: str
     is_reviewed: bool
-    open_doubts: tuple[str, ...] = ()  # reasons for review that no decision has settled
-    reviewers: tuple[str, ...] = ()  # people who decided; only for files that stay with the instructor
+    # Reasons for review that no decision has settled yet.
+    open_doubts: tuple[str, ...] = ()
+    # The people who decided. Only files that stay with the instructor contain them.
+    reviewers: tuple[str, ...] = ()
     penalty: Penalty | None = None  # for lateness
 
     @property
@@ -96,7 +98,8 @@ def apply_decisions(
     criteria = tuple(_apply_override(criterion, decisions.get(criterion.id)) for criterion in grade.criteria)
     points = whole.points if whole and whole.points is not None else total_of(criteria)
     blank_reason = "" if points is not None else _why_none(grade, criteria)
-    # A decision about a criterion settles the doubts about it; a decision about the whole settles all doubts.
+    # A decision about a criterion settles only the doubts about this criterion. A decision about the whole submission
+    # settles all doubts.
     open_doubts = [doubt for doubt in grade.doubts if not doubt.criterion_id or doubt.criterion_id not in decisions]
     doubts = () if whole else tuple(doubt.why for doubt in open_doubts)
     if points is not None and doubts and not include_unreviewed:
@@ -140,8 +143,9 @@ class FilledIn:
     owners: Mapping[str, Owner]  # by submission
     grades: Sequence[FinalGrade]
     rows: list[list[str]] = field(default_factory=list)
-    listed_numbers: set[str] = field(default_factory=set)  # Numbers of the people who are in the file.
-    # Ids of the grades, including blank ones, whose cell in the file may be changed.
+    # Numbers of the people in the file.
+    listed_numbers: set[str] = field(default_factory=set)
+    # Ids of the grades whose cell in the file may be changed. Blank grades are included.
     held_ids: set[str] = field(default_factory=set)
     kept_count: int = 0
     replacements: list[tuple[str, str, str]] = field(default_factory=list)  # student, old, new
@@ -195,7 +199,8 @@ def fill_in(
             filled.listed_numbers.add(number)
             if is_kept(before, row):
                 filled.kept_count += 1
-            elif final.points is not None or before in ("", "-"):  # without new points, an existing grade is kept
+            # If there are no new points, the file's existing grade stays.
+            elif final.points is not None or before in ("", "-"):
                 row = with_grade(row, final) if final.points is not None else row
                 after = cell(row, grade_column)
                 filled.held_ids.add(final.grade.id)

@@ -6,7 +6,7 @@ from typing import Any, Literal, Protocol
 
 from grading.export.final import ExportFile
 
-Choices = Mapping[str, Any]  # the options chosen for a format, by name
+Choices = Mapping[str, Any]  # the values chosen for a format's options, by option name
 
 
 class Form(Protocol):
@@ -52,19 +52,22 @@ class ExportOption:
 class ExportFormat:
     """An export format.
 
-    `make` is called with the batch's folder, `include_unreviewed`, and the chosen options. Options that were not given
-    are left out. A file is passed as its bytes.
+    `make` is called with the batch's folder, `include_unreviewed`, and the chosen options. A file or a choice that was
+    not given is left out; such a text is "", and such a flag False. A file is passed as its bytes.
+
+    The names in `file_names` must match `producers.storage.private.kept_in`, so that `kvasir forget` finds the files.
     """
 
-    name: str  # its name in `kvasir export --format` and in exports.jsonl
+    name: str  # the format's name in `kvasir export --format` and in exports.jsonl
     title: str  # on the desk
     purpose: str  # a sentence
     file_names: tuple[str, ...]
     make: Callable[..., ExportFile]
     options: tuple[ExportOption, ...] = ()
-    is_compared: bool = True  # Whether it is compared with the last export of its kind, and recorded.
-    # Shows the desk's form, given the names of the class's assignment, and returns the choices, or None while one is
-    # missing. A format without this function shows a field for each option.
+    # Whether an export is recorded and compared with the last one of its kind.
+    is_compared: bool = True
+    # Shows the format's form on the desk. It gets the names of the class's assignment. It returns the choices, or None
+    # as long as one is missing. Without this function, the desk shows a field for each option.
     fields: Callable[[Form, Sequence[str]], Choices | None] | None = None
 
     def choices_from(self, form: Form, names: Sequence[str]) -> Choices | None:

@@ -35,7 +35,7 @@ class SinceLast:
 
     now: ExportedPoints
     last: ExportedPoints | None
-    # (submission, points then, points now), in the class's order
+    # (submission, earlier points, new points), in the order of the class
     differences: tuple[tuple[str, Points | None, Points | None], ...]
 
     def summary(self) -> str:
@@ -74,7 +74,7 @@ def since_last(
     earlier = [export for _, export in lines if export.kind == kind]
     if not earlier:
         return SinceLast(current_export, None, ())
-    # Earlier exports count too, because the last one may have held another section's students.
+    # All earlier exports count, because the last one may hold only the students of another section.
     before = {item: points for export in earlier for item, points in export.points.items()}
     after, last = current_export.points, earlier[-1]
     items = [*after, *(item for item in last.points if item not in now)]

@@ -23,7 +23,7 @@ from producers.words import plural, shorten_names
 
 FILE = "times.csv"
 UNKNOWN_DELAY = "late by Canvas's mark, and when is not known: upload the times of submission"
-_Row = tuple[int, list[str], datetime]  # row number, the names in the row, and the time
+_Row = tuple[int, list[str], datetime]  # row number, names in the row, time of submission
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class Penalty:
     """The deduction for lateness from one grade."""
 
     points: Points
-    words: str  # `late, 2 days begun: 20 % of 6 points, −1.2`
+    words: str  # for example `late, 2 days begun: 20 % of 6 points, −1.2`
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,5 +149,5 @@ def _time(sheet: Sheet, number: int, time_column: int) -> datetime | None:
         return datetime.fromisoformat(text) if text else None
     except ValueError:
         raise ExportError(
-            f"times, row {number + 1}: {one_line(text)[:40]!r} is not a time such as 2026-11-04T08:30+01:00"
+            f"times, row {number + 1}: {one_line(text)[:40]!r} is not a time; write it as in 2026-11-04T08:30+01:00"
         ) from None

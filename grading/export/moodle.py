@@ -50,8 +50,8 @@ def export_moodle(
     """Fill grades and feedback comments into a downloaded grading worksheet. Raises ExportError, BatchError."""
     if worksheet is None:
         raise ExportError(
-            "the grading worksheet is missing, and Moodle takes back only its own: download it (Assignment, "
-            "Download grading worksheet) and name it with --worksheet"
+            "the grading worksheet is missing, and Moodle imports only a worksheet that it made: download it "
+            "(Assignment, Download grading worksheet) and name it with --worksheet"
         )
     graded_class, grades = final_grades(folder, include_unreviewed)
     sheet = _read(worksheet)
@@ -86,7 +86,7 @@ def _check_maximum(sheet: Sheet, total: Points) -> None:
     wrong = sorted(text for text in maxima if re.fullmatch(r"\d+(\.\d+)?", text) and float(text) != float(total))
     if wrong:
         raise ExportError(
-            f"Moodle counts this assignment as {wrong[0]} points, the rubric adds up to {total}: correct one of them"
+            f"Moodle gives this assignment {wrong[0]} points, but the rubric adds up to {total}: correct one of them"
         )
 
 
@@ -98,7 +98,7 @@ def _fill_in(folder: Path, sheet: Sheet, grades: Sequence[FinalGrade]) -> Filled
         row = with_cell(row, grade, two_decimals(final.points, comma))
         return with_cell(row, comments, safe_html(feedback_fragment("", final))) if comments >= 0 else row
 
-    # students read these cells, so no protective apostrophe may be added
+    # Students read these comments, so an apostrophe that protects a spreadsheet must not be added to them.
     def as_students_read(row: list[str]) -> list[str]:
         comment = cell(row, comments)
         return with_cell(row, comments, safe_html(comment)) if safe_cell(comment) != comment else row

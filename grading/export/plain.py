@@ -9,7 +9,8 @@ from grading.report.grades import name_cell, one_line, show_points
 from grading.submissions.lms_names import student_id
 from grading.tables import Sheet, write_sheet
 
-FILE = "final-grades.csv"  # not grades.csv, which is in the same folder and holds the models' grades
+# The name grades.csv is taken by the file of the models' grades in the same folder.
+FILE = "final-grades.csv"
 FIRST = ("submission", "student_id", "state", "reviewed", "reviewer", "points", "max_points", "points_by_models")
 LAST = ("late", "needs_review", "remarks", "left_blank_because", "reason")
 

@@ -54,7 +54,9 @@ class RequestReply:
 class Request:
     """A student's request, as somebody entered it."""
 
-    id: str  # hash of submission, criterion and text, so that reading a file twice adds no duplicates
+    # Hash of submission, criterion and text. If a file is read twice, its requests get the same ids, and no request is
+    # added twice.
+    id: str
     item_id: str  # `Grade.item_id`
     criterion_id: str | None  # None: about the whole grade
     text: str
@@ -165,7 +167,9 @@ def _rows(
         final = next((by_name[name] for name in names if name in by_name), None)
         if final is None:
             row_names = one_line(", ".join(names))[:60] or "nobody"
-            raise ExportError(f"requests, row {number + 1}: this class has no submission {row_names!r}")
+            raise ExportError(
+                f"requests, row {number + 1}: this class has no submission {row_names!r}; correct the name"
+            )
         yield Request.about(final, _criterion(final, cell(sheet.rows[number], criterion_column), number), text, by)
 
 
@@ -177,7 +181,7 @@ def _criterion(final: FinalGrade, text: str, row: int) -> str | None:
         if sought_name in (criterion.id.casefold(), criterion.title.casefold()):
             return criterion.id
     raise ExportError(
-        f"requests, row {row + 1}: {one_line(text)[:60]!r} is not a criterion; there are "
+        f"requests, row {row + 1}: {one_line(text)[:60]!r} is not a criterion of this class; use one of "
         + ", ".join(criterion.id for criterion in final.criteria)
     )
 
@@ -226,7 +230,7 @@ def _require_short(label: str, text: str) -> None:
         )
 
 
-# This format is used by the desk only; in the terminal, `kvasir requests --to` writes the replies.
+# Only the desk offers this format. In the terminal, `kvasir requests --to` writes the replies.
 REPLIES = ExportFormat(
     "replies",
     "Replies to requests for another look",

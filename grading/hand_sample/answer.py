@@ -49,9 +49,9 @@ class SamplePart:
     name: str
     members: int
     drawn: int
-    agreement: tuple[PointComparison, ...]  # for each criterion, and last for the total
+    agreement: tuple[PointComparison, ...]  # one for each criterion, and the last for the total
     found: tuple[Release, ...]  # one a threshold
-    choice: Release | None  # what is promised, or None if nothing is
+    choice: Release | None  # the bound that is promised; None if there is no promise
     sentence: str
 
 
@@ -62,7 +62,7 @@ class Bound:
     title: str
     draw: Draw
     parts: tuple[SamplePart, ...]
-    blind: bool  # whether the hand grades were given without seeing the model's points
+    blind: bool  # whether the person graded without seeing the model's points
     warnings: tuple[str, ...]
 
     @property
@@ -84,8 +84,8 @@ def bound_of(folder: Path, sheet: Path | None = None, from_reviews: bool = False
     draw, graded_class = load_draw(folder), load_graded(folder)
     if changed_names := changed_submissions(draw, graded_class):
         raise BoundError(
-            f"{plural(len(changed_names), 'grade')} changed since the sample was drawn, the first that of "
-            f"{changed_names[0]!r}, so the sample says nothing about them. Draw again: "
+            f"{plural(len(changed_names), 'grade')} changed since the sample was drawn (the first is that of "
+            f"{changed_names[0]!r}), so the sample says nothing about them. Draw again: "
             f"{next_command('bound', folder, '--draw', draw.size)}"
         )
     by_hand = (
@@ -134,7 +134,7 @@ def _agreement(pairs: Sequence[tuple[Grade, HandGrade]], draw: Draw) -> list[Poi
     return [*columns, compare("", "total", [(grade.points or 0, hand.total) for grade, hand in pairs], confidence)]
 
 
-# --- hand grades from the desk ---
+# --- hand grades from the desk
 
 
 def _grades_from_reviews(folder: Path, draw: Draw, graded_class: GradedClass) -> dict[str, HandGrade]:
@@ -151,14 +151,14 @@ def _grades_from_reviews(folder: Path, draw: Draw, graded_class: GradedClass) ->
             unreviewed_names.append(member.submission)
     if unreviewed_names:
         raise BoundError(
-            f"{len(unreviewed_names)} of {len(draw.sampled_members())} submissions drawn have no review since "
-            f"the draw, the first {unreviewed_names[0]!r}: save a review of each on the desk, even if nothing "
-            "is to be changed"
+            f"{len(unreviewed_names)} of {len(draw.sampled_members())} drawn submissions have no review since "
+            f"the draw (the first is {unreviewed_names[0]!r}): save a review of each on the desk, even if you "
+            "change nothing"
         )
     return hand_grades
 
 
-# --- what the sentence is not about ---
+# --- what limits the sentence
 
 
 def _warnings(folder: Path, draw: Draw, graded_class: GradedClass, from_reviews: bool) -> list[str]:
@@ -217,7 +217,8 @@ def _difference(grades: Sequence[Grade], reference_grades: Sequence[Grade], draw
         "doubts": ([signal(grade) for grade in grades], [signal(grade) for grade in reference_grades]),
         "model's points": ([_share(grade) for grade in grades], [_share(grade) for grade in reference_grades]),
     }
-    # The significance level is divided between the two comparisons, to keep the rate of false alarms.
+    # The significance level is divided by the number of comparisons. Otherwise two comparisons would raise more false
+    # alarms than one.
     differing_sides = [
         name
         for name, (first, second) in sides.items()
@@ -230,7 +231,7 @@ def _share(grade: Grade) -> float:
     return float(exact(grade.points or 0) / exact(grade.max_points))
 
 
-# --- how it is shown ---
+# --- how the bound is shown
 
 
 def words(bound: Bound) -> list[str]:

@@ -29,7 +29,7 @@ from producers.storage.shapes import from_json, parse_as
 from producers.words import plural, shorten_names
 
 FILE = "bound.json"
-SHEET = "hand-grades.csv"  # it does not show the model's points
+SHEET = "hand-grades.csv"  # the sheet does not contain the model's points
 _NAME, _REMARK = "submission", "remark"
 _VERSION = 1
 
@@ -38,10 +38,10 @@ _VERSION = 1
 class SamplePlan:
     """The planned promise. With `thresholds` (), the signal's default thresholds are used."""
 
-    # numbers of hand grades; each further size is another look at the data, which makes the bound looser
+    # The numbers of hand grades at each look at the data. Each further look makes the bound looser.
     sizes: tuple[int, ...] = (30,)
-    tolerance: Points = 1  # points by which a grade may differ
-    at_most: float = 0.2  # share of unseen grades that may differ by more than that
+    tolerance: Points = 1  # a grade may differ by up to this many points
+    at_most: float = 0.2  # the promised largest share of unseen grades that differ by more
     confidence: float = CONFIDENCE
     signal: str = "reasons"
     thresholds: tuple[float, ...] = ()
@@ -63,7 +63,8 @@ class Stratum:
 
     name: str
     members: tuple[SampleMember, ...]
-    sample: tuple[str, ...]  # item ids in the order drawn, for the largest planned size
+    # Item ids in the order of the draw, enough of them for the largest planned size.
+    sample: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,11 +72,14 @@ class Draw:
     """The contents of bound.json. `looks` is how many of the planned sizes are in use so far."""
 
     by: str
-    at: float  # seconds since the epoch
-    seed: str  # made from the grades, so drawing from the same grades again gives the same sample
+    # Seconds since the epoch.
+    at: float
+    # Computed from the grades, so a second draw from the same grades gives the same sample.
+    seed: str
     plan: SamplePlan
     strata: tuple[Stratum, ...]
-    reviewed_before: int = 0  # grades that were left out of the draw, because somebody had decided on them already
+    # Number of grades that were left out of the draw, because a person had decided on them before.
+    reviewed_before: int = 0
     looks: int = 1
     version: int = field(default=_VERSION)
 
@@ -117,7 +121,7 @@ def draw_sample(folder: Path, plan: SamplePlan, by: str, strata: Mapping[str, st
     members = undecided_members(folder, graded_class, plan.signal)
     if not members:
         raise BoundError(
-            "there is nothing to draw from: every grade from a model has a person's decision, or there is none "
+            "there is no grade to draw: a person has decided on each grade, or the class is not graded "
             "yet; grade the class first"
         )
     parts, seed = _parts(members, strata), _seed(graded_class.batch_id, members)
@@ -142,7 +146,7 @@ def draw_sample(folder: Path, plan: SamplePlan, by: str, strata: Mapping[str, st
 
 def undecided_members(folder: Path, graded_class: GradedClass, signal: str) -> list[SampleMember]:
     """Return the models' grades on which no person has decided. Grades that somebody has looked at are not unseen."""
-    # a decision names an item's id, or the name of its submission
+    # A decision holds either an item id or a submission's name.
     decided_names = {override.item_id for override in read_overrides(folder)}
     members = [member_of(grade, signal) for grade in graded_class.grades if counts(grade)]
     return [member for member in members if not {member.item_id, member.submission} & decided_names]
@@ -159,12 +163,12 @@ def _seed(batch_id: str, members: Iterable[SampleMember]) -> str:
 
 def _complete_plan(plan: SamplePlan, graded_class: GradedClass) -> SamplePlan:
     if plan.signal not in SIGNALS:
-        raise BoundError(f"there is no signal {plan.signal!r}; the signals are {', '.join(SIGNALS)}")
+        raise BoundError(f"{plan.signal!r} is not a signal; the signals are {', '.join(SIGNALS)}")
     thresholds = plan.thresholds or SIGNALS[plan.signal].thresholds
     check_plan(thresholds, plan.sizes, plan.at_most, plan.confidence)
     if not 0 <= plan.tolerance < graded_class.total:
         raise BoundError(
-            f"the class has {graded_class.total} points, so a grade can't be off by more than {plan.tolerance}: "
+            f"the assignment has {graded_class.total} points, so no grade can differ by more than {plan.tolerance}: "
             "choose a smaller tolerance"
         )
     if plan.signal == "spread" and not any(
@@ -194,7 +198,7 @@ def _parts(members: Iterable[SampleMember], strata: Mapping[str, str] | None) ->
         parts.setdefault(part, []).append(member)
     if partless_names:
         raise BoundError(
-            f"{plural(len(partless_names), 'submission')} belong to no part, the first {partless_names[0]!r}: "
+            f"no part is given for {plural(len(partless_names), 'submission')} (the first is {partless_names[0]!r}): "
             "add a row for each of them"
         )
     return dict(sorted(parts.items()))
@@ -207,7 +211,7 @@ def _refuse_second(folder: Path, graded_class: GradedClass) -> None:
         day = time.strftime("%Y-%m-%d %H:%M", time.localtime(earlier_draw.at))
         raise BoundError(
             f"{folder} has a sample already: drawn by {earlier_draw.by} on {day}. A second sample of the same "
-            "grades would let you keep the better of two, and then neither promises anything"
+            "grades would let you keep the better of the two, and then no bound would hold: grade the first sample"
         )
 
 
@@ -281,7 +285,7 @@ def load_draw(folder: Path) -> Draw:
     except FileNotFoundError:
         raise _not_drawn(folder) from None
     except (OSError, ValueError) as error:
-        raise BoundError(f"{folder / FILE} can't be used ({error}): restore it as it was written") from None
+        raise BoundError(f"{folder / FILE} can't be used ({error}): restore the file as kvasir wrote it") from None
 
 
 def _check(record: Draw) -> None:
@@ -291,7 +295,7 @@ def _check(record: Draw) -> None:
         or record.plan.signal not in SIGNALS
         or not 1 <= record.looks <= len(record.plan.sizes)
     ):
-        raise ValueError("another version of kvasir wrote it: upgrade kvasir here")
+        raise ValueError("another version of kvasir wrote the file: upgrade kvasir on this machine")
     check_plan(record.plan.thresholds, record.plan.sizes, record.plan.at_most, record.plan.confidence)
     for stratum in record.strata:
         ids = [member.item_id for member in stratum.members]
@@ -305,7 +309,7 @@ def draw_more(folder: Path) -> Draw:
         record = load_draw(folder)
         if record.looks == len(record.plan.sizes):
             raise BoundError(
-                f"only {record.size} grades were planned at the draw. Each look makes the bound looser, so all "
+                f"the draw planned only {record.size} grades. Each look makes the bound looser, so all "
                 "looks must be planned before the first: --draw 30,60"
             )
         extended_record = replace(record, looks=record.looks + 1)
@@ -321,14 +325,14 @@ def _lock_sheet(folder: Path) -> Iterator[None]:
         try:
             with open_private(folder / FILE, "r+b") as record:
                 fcntl.flock(record, fcntl.LOCK_EX)
-                # if it differs, another process replaced the file before the lock was taken
+                # A different file number means that another process replaced the file before this one got the lock.
                 if os.fstat(record.fileno()).st_ino == (folder / FILE).stat().st_ino:
                     yield
                     return
         except FileNotFoundError:
             raise _not_drawn(folder) from None
         except OSError as error:
-            raise BatchError(f"can't write {folder / SHEET}: {error.strerror}; nothing was kept") from None
+            raise BatchError(f"can't write {folder / SHEET}: {error.strerror}; nothing was saved") from None
 
 
 def _not_drawn(folder: Path) -> BoundError:
@@ -393,7 +397,7 @@ def read_sheet_of(folder: Path, draw: Draw, graded_class: GradedClass, place: Pa
     if empty:
         raise BoundError(
             f"{place}: {len(empty)} of {len(names)} submissions have no points yet ({shorten_names(empty)}). "
-            "Fill them in first: the submissions graded so far are not a random sample, so they can't promise anything"
+            "Fill them in first: the submissions graded so far are not a random sample, so no bound follows from them"
         )
     return {id: _grade(place, names[id], cells, limits(graded_class)) for id, cells in cells_by_id.items()}
 
@@ -458,15 +462,15 @@ def entered_points(place: Path, draw: Draw, graded_class: GradedClass) -> dict[s
         if name not in ids:
             if any(grade.submission == name for grade in graded_class.grades):
                 raise BoundError(
-                    f"{place}: {name!r} was not drawn. A grade that somebody chose says nothing about the "
-                    "others: remove the row"
+                    f"{place}: {name!r} was not drawn at random, so its grade says nothing about the "
+                    "other grades: remove the row"
                 )
-            raise BoundError(f"{place}: nobody in this class is called {name!r}; names must stay as they were written")
+            raise BoundError(f"{place}: this class has no submission called {name!r}; write the name as in the batch")
         cells_by_id[ids[name]] = cells
     missing_names = [name for name, id in ids.items() if id not in cells_by_id]
     if missing_names:
         raise BoundError(
-            f"{place}: rows are missing ({shorten_names(missing_names)}); all submissions drawn must be in it"
+            f"{place}: rows are missing ({shorten_names(missing_names)}); each drawn submission must have one"
         )
     return cells_by_id
 
@@ -476,7 +480,7 @@ def _grade(
 ) -> HandGrade:
     empty_criteria = [id for id, text in cells.items() if not text]
     if empty_criteria:
-        raise BoundError(f"{place}: {name!r} is half filled in: add points for {', '.join(empty_criteria)}")
+        raise BoundError(f"{place}: {name!r} has empty cells: add points for {', '.join(empty_criteria)}")
     points_by_criterion = {
         id: points_in(f"{place}: {name!r}, {id}", text, limits_by_id[id]) for id, text in cells.items()
     }

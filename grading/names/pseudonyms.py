@@ -31,7 +31,7 @@ from grading.roster import EMPTY_ROSTER, HIDDEN_NAMES, Owner, Person, Roster
 from grading.submissions.reading import Submission
 from producers.batch.forms import PROMPT_FORM
 
-# Common names of files that name no person.
+# Words in file names that are not the names of people.
 _COMMON = COMMON_WORDS | frozenset(
     """
     analysis assignment code coursework exercise exercises final homework lab main notebook notes plot problem project

@@ -24,11 +24,13 @@ from grading.names.common_words import COMMON_WORDS
 from grading.submissions.reading import Submission
 from producers.batch.forms import ANY_SPELLING, PROMPT_FORM
 
-MIN_LETTERS = 5  # letters in a whole name; a shorter one counts only if it is written like a name
+# Letters in a whole name. A shorter name counts only if it is written like a name.
+MIN_LETTERS = 5
 MAX_WORDS = 6
-_MAX_LETTERS = 60  # letters in a name; a longer name is recognised only as a whole
+# Letters in a name. A longer name is recognised only if all of it occurs.
+_MAX_LETTERS = 60
 _MAX_WORD = 200
-_MIN_LABEL = 4  # characters; a gap shorter than this is too short to hold a label
+_MIN_LABEL = 4  # a gap with fewer characters is too short for a label
 
 _MACHINES = frozenset(
     """
@@ -57,10 +59,12 @@ _BEFORE = re.compile(r"(?<![^\W_])([^\W\d_])[\u0300-\u036f]?\.?(?:[ -]?[^\W\d_]\
 _AFTER = re.compile(r"(?:,?[ \u00a0]{1,2}|,)([^\W\d_])[\u0300-\u036f]?\.")
 _OLD_BETWEEN = re.compile(r"[ \t,._'’\-]{0,3}")
 
-_Span = tuple[int, int, str]  # start and end of a name, and its replacement
-_Run = tuple[tuple[int, int], ...]  # start and end of each of several neighbouring words that may form a name
+# Start and end of a name, and the text that replaces it.
+_Span = tuple[int, int, str]
+# The start and end of each word in a run. A run is a few neighbouring words that may form a name.
+_Run = tuple[tuple[int, int], ...]
 _Kind = Literal["part", "login"]
-# what must stand beside a word so that it means a person
+# What must stand beside a word before the word counts as a person's name.
 _Needs = Literal["nothing", "a mark", "a label", "the initial"]
 
 
@@ -69,12 +73,12 @@ class Student:
     """What is known about one student's name."""
 
     stand_in: str
-    platform_name: str  # as the learning platform wrote it
+    platform_name: str  # the name as the learning platform writes it
     number: str = ""  # the platform's
     parts: set[tuple[str, str]] = field(default_factory=set)  # pairs of family and given name, in both orders
-    of_words: bool = False  # whether all of it is common words
+    of_words: bool = False  # whether each word of the name is a common word
     is_ambiguous: bool = False  # so, or short
-    is_whole: bool = False  # whether it is the name of a file, no part of which means a person
+    is_whole: bool = False  # whether it is a file's name, of which only the whole means a person
 
     @property
     def wholes(self) -> set[str]:
@@ -118,12 +122,13 @@ class _PartialMeanings:
     """
 
     meanings: list[_Meaning]
-    without_initials: list[_Meaning]  # the same, for places where no known initial stands beside the word
+    without_initials: list[_Meaning]  # the meanings of a word without a known initial beside it
     common: bool
 
     def with_initials(self, initials: Collection[str]) -> list[_Meaning]:
         """Return what the letters mean beside these initials."""
-        if self.common:  # for a common word an initial proves nothing, but a label before it may
+        # A label before a common word may show that it is a name. An initial shows nothing.
+        if self.common:
             return self.meanings
         return [meaning for meaning in self.meanings if meaning.initial in initials] or self.without_initials
 
@@ -181,7 +186,8 @@ class Names:
 
     def replace_names(self, text: str, author: Student | None, present: set[Student]) -> str:
         """Return the text with all names replaced."""
-        longest: dict[int, _Span] = {}  # the longest span at each start; of two with the same length, the first
+        # The longest span at each start. Of two spans with the same length, this is the first one.
+        longest: dict[int, _Span] = {}
         for span in self._find_spans(text if self._old else without_markup(text), author, present):
             longest_span = longest.setdefault(span[0], span)
             if span[1] > longest_span[1]:
@@ -298,9 +304,9 @@ class Names:
     def _runs(self, text: str, words: Mapping[str, str], spellings: Container[str]) -> Iterator[tuple[str, _Run]]:
         """Yield all runs of words whose letters form one of `spellings`, with their positions."""
         prefixes = self._prefixes
-        runs: list[tuple[str, _Run]] = []  # runs that end at the last word
+        runs: list[tuple[str, _Run]] = []  # the runs that end at the previous word
         end = 0
-        # Single letters occur in every text, and no name consists only of them.
+        # Single letters occur in every text, and no name has only single letters.
         for match in WORD.finditer(text) if any(len(word) > 1 or not word.isascii() for word in words.values()) else ():
             spelling = words.get(match[0])
             if spelling is None:
@@ -361,7 +367,7 @@ class Names:
         gaps = [text[end:start] for (_, end), (start, _) in itertools.pairwise(run)]
         if not all(NARROW.fullmatch(gap) for gap in gaps):
             return False
-        # "Min, Max, Mean" is a list, but "by Mean, Max" names an author
+        # "Min, Max, Mean" is a list of functions, but "by Mean, Max" names an author.
         is_list = of_words and any("," in gap for gap in gaps)
         if is_list and not _AUTHOR_OR_START.search(text[max(0, run[0][0] - 60) : run[0][0]]):
             return False

@@ -13,13 +13,14 @@ from messages.jobs import QuestionAnswer
 
 _AnswerT = TypeVar("_AnswerT")
 
-# In characters. The prompt asks for these lengths and the schema enforces them.
+# Lengths in characters. The prompt asks for them, and the schema enforces them.
 EVIDENCE_CHARS = 160
 FEEDBACK_CHARS = 200
 SUMMARY_CHARS = 400
 
 
-# "not their own": the quote exists, but only in text that was given: cells, template, instructions or rubric.
+# "not their own" means that the quote stands only in text that students were given: cells, template, instructions or
+# rubric.
 Evidence = Literal["found", "not found", "none given", "not their own"]
 
 
@@ -43,12 +44,13 @@ class CriterionGrade:
     evidence_state: Evidence = "none given"
     feedback: str = ""
     reason: str = ""
-    sampled: tuple[Points, ...] = ()  # The points in each of several answers to the same prompt.
-    # Whether the feedback repeats the grading notes, the solution or the prompt; then no student may see it.
+    # Points in each of several answers to the same prompt.
+    sampled: tuple[Points, ...] = ()
+    # Whether the feedback repeats the grading notes, the solution or the prompt. No student may see such feedback.
     leaks: bool = False
-    # likelihood of each step, from the model's own probabilities
+    # The likelihood of each step, computed from the model's probabilities.
     likelihoods: Mapping[str, float] = field(default_factory=dict)
-    min_points: Points = 0  # below 0 if the criterion can cost points
+    min_points: Points = 0  # below 0 if the criterion can deduct points
 
     @property
     def distribution(self) -> Mapping[str, float]:
@@ -75,8 +77,10 @@ class ParsedAnswer:
 
     criteria: Mapping[str, CriterionGrade]
     summary: str = ""
-    no_summary: str = ""  # Why there is no summary.
-    # A quote that addresses the grader, according to the model, and the likelihood of its "yes" if that is known.
+    # Why there is no summary.
+    no_summary: str = ""
+    # The quote that addresses the grader, according to the model. The number is the likelihood of the answer "yes", or
+    # None if it is not known.
     passage: tuple[str, float | None] | None = None
 
 
@@ -120,10 +124,10 @@ def _closed_object(properties: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-# For a question that asks only for a summary.
+# The schema for a question that asks only for a summary.
 SUMMARY_SCHEMA = _closed_object({"summary": _bounded_text(SUMMARY_CHARS)})
-# For the question whether a passage addresses the grader. The quote comes first, so that the model looks before it
-# decides.
+# The schema for the question whether a passage addresses the grader. The quote comes first, so the model must look at
+# the text before it decides.
 PASSAGE_SCHEMA = _closed_object({"quote": _bounded_text(EVIDENCE_CHARS), "addressed": {"enum": ["no", "yes"]}})
 
 
@@ -149,7 +153,7 @@ def _max_bytes(schema: Mapping[str, Any], char_bytes: int, space_bytes: int) -> 
     if schema["type"] == "string":
         return 2 + int(schema["maxLength"]) * char_bytes + space_bytes
     members = [
-        # each key, colon and comma may be followed by white space; the last key has no comma
+        # White space may follow each key, colon and comma. The last key has no comma.
         len(json.dumps(key)) + 2 + 3 * space_bytes + _max_bytes(value, char_bytes, space_bytes)
         for key, value in schema["properties"].items()
     ]
@@ -198,7 +202,7 @@ def parse_passage(text: str, likelihoods: Sequence[float] = ()) -> tuple[str, fl
     data = _load_object(text)
     _check_keys("the answer", data, ("quote", "addressed"))
     if data["addressed"] not in ("yes", "no"):
-        raise AnswerError(f"addressed is {data['addressed']!r:.40}; allowed are yes and no")
+        raise AnswerError(f"addressed is {data['addressed']!r:.40}, but must be 'yes' or 'no'")
     quote = _text_field("the quote", data["quote"])
     likelihood = likelihoods[1] if len(likelihoods) == 2 else None
     is_addressed = data["addressed"] == "yes" if likelihood is None else likelihood >= 0.5
@@ -269,7 +273,7 @@ def _load_object(text: str) -> dict[str, Any]:
         return dict(pairs)
 
     def no_constants(name: str) -> None:
-        raise AnswerError(f"the answer holds {name}, which is not a JSON number")
+        raise AnswerError(f"the answer contains {name}, which is not a number in JSON")
 
     try:
         data = json.loads(text, object_pairs_hook=no_repeats, parse_constant=no_constants)
@@ -278,7 +282,7 @@ def _load_object(text: str) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise AnswerError(f"the answer is JSON that can't be read: {error}") from None
     if not isinstance(data, dict):
-        raise AnswerError(f"the answer is JSON, but {_kind(data)} instead of an object")
+        raise AnswerError(f"the answer must be a JSON object, but it is {_kind(data)}")
     return data
 
 
@@ -325,7 +329,7 @@ def _text_field(place: str, value: Any) -> str:
     if not isinstance(value, str):
         raise AnswerError(f"{place} is {_kind(value)} instead of text")
     if any(0xD800 <= ord(char) < 0xE000 for char in value):
-        raise AnswerError(f"{place} holds half a character (a lone surrogate)")
+        raise AnswerError(f"{place} contains half a character (a lone surrogate)")
     return value
 
 

@@ -40,7 +40,7 @@ class GradedClass:
     total: Points
     grades: tuple[Grade, ...]
     versions: Mapping[str, str] = field(default_factory=dict)
-    alarms: tuple[str, ...] = ()  # about the class as a whole
+    alarms: tuple[str, ...] = ()  # warnings about the class as a whole
     late: LateRule | None = None
 
     def __repr__(self) -> str:
@@ -147,7 +147,7 @@ def name_cell(name: str) -> str:
 
     All of its spaces are kept, so that the submission can be found by this name.
     """
-    joiners = "\u200c\u200d"  # Python calls them unprintable, but Persian words and emoji contain them
+    joiners = "\u200c\u200d"  # Python counts these as unprintable, but Persian words and emoji need them
     return "".join(char if char.isprintable() or char in joiners or category(char) == "Zs" else "�" for char in name)
 
 

@@ -21,7 +21,7 @@ from grading.rubric.rubric import Criterion, Rubric
 from producers.words import plural
 
 _TEMPLATE = "report_page.html.j2"
-# Characters that HTML does not allow: controls except tab and line break, surrogates, and non-characters.
+# Characters that HTML forbids: control characters other than tab and line breaks, surrogates, and non-characters.
 _FORBIDDEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\ufdd0-\ufdef\ufffe\uffff]")
 
 
@@ -82,9 +82,10 @@ def _template(template_name: str) -> Any:
     }
     for name, kind in (("style", "css"), ("script", "js")):
         source = (folder / f"report_page.{kind}").read_text("utf-8") + (STYLE if kind == "css" else "")
-        # the content security policy names the source by this digest
+        # The page's content security policy allows only a source with this digest.
         digest = base64.b64encode(hashlib.sha256(source.encode()).digest()).decode()
-        # These are not escaped: the page's style and script, and the charts, which escape their texts themselves.
+        # The page's own style and script are not escaped. Charts are not escaped either, because they escape their
+        # texts themselves.
         template_globals |= {name: Markup(source), f"{name}_hash": f"sha256-{digest}"}
     return environment.get_template(template_name, globals=template_globals)
 

@@ -31,13 +31,17 @@ MAX_NAMES = 50
 _NAME = re.compile(r"[^\W\d][\w.]{0,79}(?:(?:::|\.)[\w.]{1,80})?\Z")
 _COLUMN = re.compile(r"[^\n\"'`]{1,80}\Z")
 _FIGURE = re.compile(r"(?<![\w.])-?\d[\d,]*(?:\.\d+)?(?:[eE][+-]?\d+)?(?![\w])")
-_ENOUGH_DIGITS = 3  # shorter numbers occur in every output
+_ENOUGH_DIGITS = 3  # numbers with fewer digits occur in every output
 _MOST_FIGURES = 200
-_CLOSE = 1e-3  # relative tolerance, because outputs are rounded differently
-_MATCHING_SHARE = 0.8  # share of the solution's numbers that must be found
-_CELL = re.compile(r"(?:^|, )cell \d")  # location of a part from a notebook
-_PROSE = re.compile(r"(?:^|, )text\Z")  # Location of Markdown, plain text, or text typed into the LMS.
-# A query, also inside a Python string.
+# Relative tolerance, because programs round their outputs differently.
+_CLOSE = 1e-3
+# The output must contain at least this share of the solution's numbers.
+_MATCHING_SHARE = 0.8
+# The location of a part that came from a notebook.
+_CELL = re.compile(r"(?:^|, )cell \d")
+# The location of Markdown, plain text, or text typed into the LMS.
+_PROSE = re.compile(r"(?:^|, )text\Z")
+# An SQL query, which may also stand inside a Python string.
 _QUERY = re.compile(r"\bselect\s+[^\s(].{0,2000}?\bfrom\b", re.IGNORECASE | re.DOTALL)
 _SQL_FUNCTION = re.compile(
     "abs|avg|cast|ceil|coalesce|concat|count|date|dense_rank|extract|floor|ifnull|lag|lead|length|lower|max|min|ntile"
@@ -45,13 +49,14 @@ _SQL_FUNCTION = re.compile(
     re.IGNORECASE,
 )
 _STRING = r"""(\"{3}.*?\"{3}|'{3}.*?'{3}|"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*')"""
-# The keys say whether the language is SQL. A "#" in a string begins no comment; in SQL it is part of a name.
+# The key says whether the language is SQL. The patterns skip strings, because a "#" in a string begins no comment. In
+# SQL, a "#" is part of a name.
 _COMMENTS = {
     False: re.compile(rf"(?s:{_STRING})|(?:#|--(?= )).*"),
     True: re.compile(rf"(?s:{_STRING})|--.*|(?s:/\*.*?\*/)"),
 }
-# `{0}` is the name. A variable is assigned by an arrow or "=", among others, with a type, or by a loop; in SQL by AS,
-# or as a table.
+# `{0}` stands for the name. A variable may get its value by an arrow, by "=" (also with a type), or in a loop. In SQL,
+# AS or the definition of a table gives it one.
 _PATTERNS = {
     "variables": r"(?<![\w.$]){0}\s*(?::\s?[\w.\[\], |]+)?(?:<<?-|:?=(?!=)|[-+*/|&%]=)|->>?\s*{0}(?![\w.])"
     r"|(?m:^[ \t(\[]*(?:\*?\w+[ \t]*,[ \t]*)*{0}[ \t]*,[ \t\w,*]*[)\]]?[ \t]*=(?!=))|\bfor\s*\(?\s*{0}\s+in\b"
@@ -92,10 +97,12 @@ def parse_checks(file: str, data: Any, criteria: Iterable[str]) -> tuple[Check, 
 def _check(at: str, check_data: Any, criteria: set[str]) -> Check:
     kinds = [kind for kind in KINDS if isinstance(check_data, dict) and kind in check_data]
     if not isinstance(check_data, dict) or len(kinds) != 1 or set(check_data) - {*KINDS, "criterion"}:
-        raise RubricError(f"{at} must have exactly one of {', '.join(KINDS)}, and apart from that only 'criterion'")
+        raise RubricError(
+            f"{at} must have exactly one of the keys {', '.join(KINDS)}. Only the key 'criterion' may stand beside it"
+        )
     criterion, kind = check_data.get("criterion", ""), kinds[0]
     if criterion != "" and not (isinstance(criterion, str) and criterion in criteria):
-        raise RubricError(f"{at}: {criterion!r:.60} is not the id of a criterion: use one that is in 'criteria'")
+        raise RubricError(f"{at}: {criterion!r:.60} is not the id of a criterion: use an id from 'criteria'")
     if kind == "output":
         if check_data[kind] not in (PRESENT, AS_SOLUTION):
             raise RubricError(f"{at}: 'output' must be '{PRESENT}' or '{AS_SOLUTION}', not {check_data[kind]!r:.60}")
@@ -108,7 +115,10 @@ def _check(at: str, check_data: Any, criteria: set[str]) -> Check:
         if not isinstance(name, str) or not all(
             name_pattern.match(alternative.strip()) for alternative in name.split("|")
         ):
-            raise RubricError(f"{at}: {name!r:.60} is not a valid name; write alternatives as a|b")
+            raise RubricError(
+                f"{at}: {name!r:.60} is not a valid name; use letters, digits, '_' and '.', and write "
+                "alternatives as a|b"
+            )
     return Check(kind, tuple(names), criterion)
 
 

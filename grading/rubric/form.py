@@ -35,7 +35,7 @@ class CriterionFields:
     deduction: Points = 0
 
 
-NO_LATE_RULE = LateRule(due="", percent=10)  # `due` is as written in the file; "" means no rule
+NO_LATE_RULE = LateRule(due="", percent=10)  # `due` is the text in the file; "" means that there is no rule
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,7 @@ CODE_WORDS = re.compile(
     re.IGNORECASE,
 )
 _STEPS = tuple(Decimal(step) for step in ("1", "0.5", "0.25", "0.1", "0.05", "0.01", "0.001"))
-# An id becomes a key of the answer and a column of grades.csv. These names are in use there.
+# An id becomes a key in answers and a column of grades.csv. These names are already taken there.
 RESERVED_IDS = ("summary", "submission", "state", "points", "max_points", "needs_review", "remarks", "reason")
 _OTTER_BOUNDARY = re.compile(r"(?:```otter\s*)?#\s+(BEGIN|END)\s+QUESTION\b", re.IGNORECASE)
 _OTTER_TEST = re.compile(r"#+\s*(?:hidden\s*)?test\b|\W*(?:\w\s*=\s*)?\W*#\s*BEGIN\s*TEST\s*CONFIG", re.IGNORECASE)
@@ -48,7 +48,7 @@ def from_earlier_form(file: str, data: Mapping[str, Any]) -> dict[str, Any]:
     info = as_dict(data.get("assignment_info"))
     elements = data.get("rubric_elements", data)
     if not isinstance(elements, dict) or not elements:
-        raise RubricError(f"{file}: 'rubric_elements' must be keys and values, one for each criterion")
+        raise RubricError(f"{file}: 'rubric_elements' must have a key for each criterion")
     total = info.get("total_points")
     criteria = [_earlier_criterion(file, key, value, total) for key, value in elements.items()]
     rubric: dict[str, Any] = {
@@ -106,12 +106,12 @@ def from_canvas(file: str, text: str) -> dict[str, Any]:
     missing_columns = [name for name in _CANVAS if name not in header]
     if missing_columns:
         raise RubricError(
-            f"{file}: a rubric from Canvas needs the column {missing_columns[0]!r}; export it there again"
+            f"{file}: a rubric from Canvas needs the column {missing_columns[0]!r}; export the rubric from Canvas again"
         )
     at = {name: header.index(name) for name in _CANVAS}
     titles = {_cell(row, at["Rubric Name"]) for row in rows[1:]} - {""}
     if len(titles) != 1:
-        raise RubricError(f"{file}: it holds {len(titles)} rubrics; keep only the rows of one")
+        raise RubricError(f"{file}: the file has {len(titles)} rubrics; keep the rows of only one of them")
     criteria = [_canvas_criterion(file, number, row, at, header) for number, row in enumerate(rows[1:], 1)]
     return {"title": titles.pop()[:200], "criteria": _with_ids(criteria)}
 
@@ -160,9 +160,7 @@ def from_notebook(file: str, text: str) -> dict[str, Any]:
     cells = cells_of(text)
     criteria = [*_nbgrader_criteria(cells), *_otter_criteria(file, cells)]
     if not criteria:
-        raise RubricError(
-            f"{file} gives no points: it has neither a graded cell of nbgrader nor a question of Otter-Grader"
-        )
+        raise RubricError(f"{file} has no points: it needs a graded cell of nbgrader, or a question of Otter-Grader")
     headings = (line for cell in cells for line in join_lines(cell.get("source")).split("\n") if line.startswith("# "))
     return {"title": _plain_title(next(headings, "")) or "Assignment", "criteria": _with_ids(criteria)}
 
@@ -224,7 +222,7 @@ def _yaml(file: str, text: str) -> Any:
     try:
         return yaml.safe_load(text)
     except (yaml.YAMLError, ValueError, RecursionError):
-        raise RubricError(f"{file}: a `# BEGIN QUESTION` does not hold valid YAML") from None
+        raise RubricError(f"{file}: the text after a `# BEGIN QUESTION` is not valid YAML; correct it") from None
 
 
 def _of_cell(id: str, question: str, points: Any, notes: str, is_code: bool) -> dict[str, Any]:

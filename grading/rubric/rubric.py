@@ -10,13 +10,15 @@
         points: 6
         step: 0.5                                                      # optional, 1
         deduction: 2                                                   # optional, 0: the fewest points are then -2
-        model: code                                                    # code | feedback
+        model: code                                                    # code: reads code, output and short texts;
+                                                                       # feedback: reads everything, texts first
         guidance: A while loop is fine too.                            # optional; students never see it
         rulings: [Half the points where the loop never ends.]          # optional: on edge cases; part of the guidance
-    late: {due: 2026-11-03T23:59:00+01:00, percent: 10}               # optional: see grading/rubric/late.py
-    checks: […]                                                        # optional: see grading/rubric/checks.py
+    late: {due: 2026-11-03T23:59:00+01:00, percent: 10}               # optional: see `late` (late.py)
+    checks: […]                                                        # optional: see `checks` (checks.py)
 
-The file is YAML or JSON, according to its suffix. Other formats can be read too: see grading/rubric/formats.py.
+The file is YAML or JSON, according to its suffix. In YAML, put a text that holds a colon and a space in quotes. Other
+formats can be read too (formats.py).
 """
 
 import difflib
@@ -43,21 +45,24 @@ from producers.storage.private import open_ordinary
 
 Aspect = Literal["code", "feedback"]
 ASPECTS: tuple[Aspect, ...] = ("code", "feedback")
-KINDS = ("yaml", "yml", "json", "csv")  # suffixes of a rubric's file name
+KINDS = ("yaml", "yml", "json", "csv")  # endings of a rubric's file name
 Points = int | float
 
 MAX_FILE_BYTES = 1 << 20
-MAX_ALIASES = 10  # each alias may double the size: enough for a shared text, too few for a YAML bomb
-MAX_DEPTH = 10  # nesting of lists and keys
-MAX_PARTS = 10_000  # nodes in a YAML file; large rubrics have about 4,000, and PyYAML is slow
-MAX_DIGITS = 40  # digits of a number; YAML also reads 1:1:1:… as a number
+# Each alias may double the size of the data. This limit allows shared texts, but no YAML bomb.
+MAX_ALIASES = 10
+# Nesting of lists and keys.
+MAX_DEPTH = 10
+# Nodes in a YAML file. PyYAML is slow, and large rubrics have about 4,000 nodes.
+MAX_PARTS = 10_000
+MAX_DIGITS = 40  # digits in a number; YAML reads 1:1:1:… as a number too
 MAX_CRITERIA = 60
 MAX_POINTS = 10_000
-MAX_STEPS = 201  # number of possible values of one criterion, including 0
+MAX_STEPS = 201  # most values that a criterion's points may take, including 0
 MIN_STEP = Decimal("0.001")
 MAX_TITLE = 200  # characters
 MAX_GUIDANCE = 8_000
-MAX_RULINGS, MAX_RULING = 20, 400  # number of rulings of a criterion, and characters in each
+MAX_RULINGS, MAX_RULING = 20, 400  # most rulings of a criterion, and most characters in one
 MAX_INSTRUCTIONS = 50_000
 
 _TOO_DEEP = f"lists and keys within each other, more than {MAX_DEPTH} deep; is this the rubric?"
@@ -80,7 +85,7 @@ class Criterion:
     model: Aspect
     step: Points = 1
     rulings: tuple[str, ...] = ()
-    minimum: Points = 0  # below 0 if the criterion can cost points
+    minimum: Points = 0  # below 0 if the criterion can deduct points
 
     @property
     def grid(self) -> tuple[Points, ...]:
@@ -163,14 +168,14 @@ def rubric_data(file: str, text: str, suffix: str) -> Any:
 def _digest(
     title: str, instructions: str, criteria: tuple[Criterion, ...], checks: tuple[Check, ...], feedback: str
 ) -> str:
-    # Rulings are part of the guidance, and a minimum of 0 is the default. Leaving both out keeps the digests of older
-    # rubrics.
+    # These fields are left out so that older rubrics keep their digests. The guidance contains the rulings anyway, and
+    # 0 is the default minimum.
     criteria_data = [
         {name: value for name, value in asdict(criterion).items() if name != "rulings" and (name != "minimum" or value)}
         for criterion in criteria
     ]
     content = [title, instructions, criteria_data, [asdict(check) for check in checks]]
-    content += [feedback] if feedback else []  # without this key, the digest is the same as before the key existed
+    content += [feedback] if feedback else []  # without feedback nothing is added, so older rubrics keep their digests
     return hashlib.blake2b(json.dumps(content).encode(), digest_size=16, person=b"kvasir.rubric").hexdigest()
 
 
@@ -194,7 +199,7 @@ def _read_text(path: Path) -> str:
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
         raise RubricError(f"{path}: line {line} is not UTF-8; {remedy}") from None
-    if "\0" in text:  # UTF-16 without a byte order mark
+    if "\0" in text:  # for example UTF-16 without a byte order mark
         raise RubricError(f"{path} is not UTF-8; {remedy}")
     return text
 
@@ -209,7 +214,7 @@ def _parse_json(file: str, text: str) -> Any:
     except json.JSONDecodeError as error:
         raise RubricError(f"{file}: line {error.lineno}, column {error.colno}: not JSON: {error.msg}") from None
     except (ValueError, RecursionError) as error:
-        raise RubricError(f"{file}: this is JSON that can't be read: {error}") from None
+        raise RubricError(f"{file}: the file is JSON, but it can't be read: {error}") from None
 
 
 class _Loader(yaml.SafeLoader):
@@ -265,7 +270,7 @@ def _parse_yaml(file: str, text: str) -> Any:
         raise RubricError(f"{file}: {position}not YAML: {error.problem or error.context}") from None
     except Exception as error:  # noqa: BLE001  PyYAML meets odd scalars with ValueError, KeyError, AttributeError, ...
         first_line = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise RubricError(f"{file}: this is YAML that can't be read: {first_line}") from None
+        raise RubricError(f"{file}: the file is YAML, but it can't be read: {first_line}") from None
 
 
 def _check_values(file: str, data: Any, depth: int = 0) -> None:
@@ -273,7 +278,7 @@ def _check_values(file: str, data: Any, depth: int = 0) -> None:
     if depth > MAX_DEPTH:
         raise RubricError(f"{file}: {_TOO_DEEP}")
     if isinstance(data, int) and abs(data) >= 10**MAX_DIGITS:
-        raise RubricError(f"{file}: a number has more than {MAX_DIGITS} digits; points go up to {MAX_POINTS:,}")
+        raise RubricError(f"{file}: a number has more than {MAX_DIGITS} digits; the most points are {MAX_POINTS:,}")
     for key in data if isinstance(data, dict) else ():
         if not isinstance(key, str):
             raise RubricError(f"{file}: the key {_quote(key)} must be text; put it in quotes")
@@ -283,10 +288,10 @@ def _check_values(file: str, data: Any, depth: int = 0) -> None:
 
 def _refuse_repeats(place: str, keys: list[Any]) -> None:
     seen_keys: set[Hashable] = set()
-    # PyYAML itself refuses other keys, and says where they are
+    # PyYAML refuses unhashable keys itself, and names their line.
     for key in (key for key in keys if isinstance(key, Hashable)):
         if key in seen_keys:
-            raise RubricError(f"{place}: the key {_quote(key)} is there twice; remove one")
+            raise RubricError(f"{place}: the key {_quote(key)} occurs twice; remove one of them")
         seen_keys.add(key)
 
 
@@ -297,13 +302,15 @@ def _parse_criteria(file: str, data: Any) -> tuple[Criterion, ...]:
     if not isinstance(data, list):
         raise RubricError(f"{file}: 'criteria' must be a list of criteria, not {_quote(data)}")
     if not data:
-        raise RubricError(f"{file}: 'criteria' is empty; write at least one, with id, title, points and model")
+        raise RubricError(f"{file}: 'criteria' is empty; write at least one criterion with id, title, points and model")
     if len(data) > MAX_CRITERIA:
-        raise RubricError(f"{file}: it has {len(data)} criteria; at most {MAX_CRITERIA} are read: join some")
+        raise RubricError(
+            f"{file}: the rubric has {len(data)} criteria, but at most {MAX_CRITERIA} are read: join some of them"
+        )
     criteria = tuple(_parse_criterion(file, number, criterion_data) for number, criterion_data in enumerate(data, 1))
     first_numbers: dict[str, int] = {}
     for number, criterion in enumerate(criteria, 1):
-        # Ids must differ in more than case, because spreadsheet columns are easily confused otherwise.
+        # Two ids must not differ only in case, because people would confuse the columns in a spreadsheet.
         first = first_numbers.setdefault(criterion.id.casefold(), number)
         if first != number:
             raise RubricError(f"{file}: criteria {first} and {number} both have the id {criterion.id!r}; rename one")
@@ -376,10 +383,10 @@ def _id(at: str, value: Any) -> str:
     if not _ID.match(value):
         raise RubricError(
             f"{at}: 'id' must be a letter and up to 39 letters, digits, '_' or '-', not {_quote(value)}; put "
-            "words into the title"
+            "longer words into the title"
         )
     if value.casefold() in RESERVED_IDS:
-        raise RubricError(f"{at}: the id {value!r} has another meaning in the results; choose another")
+        raise RubricError(f"{at}: the id {value!r} has another meaning in the results; choose another id")
     return value
 
 
@@ -405,7 +412,7 @@ def _check_grid(at: str, deduction: Decimal, points: Decimal, step: Decimal) -> 
         raise RubricError(f"{at}: 'step' must be at least {MIN_STEP}, not {plain(step)}")
     if points % step or deduction % step:
         key, value = ("points", points) if points % step else ("deduction", deduction)
-        raise RubricError(f"{at}: {key} {plain(value)} is not a multiple of step {plain(step)}; set 'step: …' to fit")
+        raise RubricError(f"{at}: {key} {plain(value)} is not a multiple of step {plain(step)}; change one of the two")
     if (points + deduction) / step + 1 > MAX_STEPS:
         raise RubricError(
             f"{at}: {plain(-deduction)} to {plain(points)} in steps of {plain(step)} is more than {MAX_STEPS} values; "

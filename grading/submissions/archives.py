@@ -22,20 +22,27 @@ from messages.errors import SubmissionError
 
 MIB = 1 << 20
 MAX_FILE_BYTES = 64 * MIB
-MAX_SUBMISSION_BYTES = 2 * MAX_FILE_BYTES  # Limit for all files of one student that are read.
-# Limit for all members that are read, uncompressed: as much as 32 students who each reach their limit.
+# Limit for the bytes that are read of one student's files.
+MAX_SUBMISSION_BYTES = 2 * MAX_FILE_BYTES
+# Limit for the uncompressed bytes that are read of a class's zip. It is as much as 32 students' files at their limit.
 MAX_ZIP_BYTES = 4096 * MIB
-MAX_MEMBERS = 2_000  # of one student
-MAX_ZIP_MEMBERS = 20_000  # of a class
-MAX_RATIO = 200  # uncompressed size divided by compressed size; notebooks reach about 40
-RATIO_FREE_BYTES = 8 * MIB  # below this size a high ratio is harmless, and a single repetitive output can have it
+# Limit for the files of one student.
+MAX_MEMBERS = 2_000
+# Limit for the files in a class's zip.
+MAX_ZIP_MEMBERS = 20_000
+# Uncompressed size divided by compressed size. Notebooks reach about 40.
+MAX_RATIO = 200
+# Smaller files may have any ratio: they are harmless, and one repetitive output can have a high ratio.
+RATIO_FREE_BYTES = 8 * MIB
 
-# The central directory of 20,000 members is smaller. zipfile reads it whole and makes an object for each member.
+# zipfile reads the whole central directory and makes an object for each member. The central directory of 20,000 members
+# is smaller than this.
 _MAX_DIRECTORY_BYTES = 4 * MIB
 _CHUNK = 1 << 16
-# The last of these is the name of GitHub Classroom's list of the class.
+# GitHub Classroom's list of the class is called classroom_roster.csv.
 _CLUTTER = frozenset({"__macosx", "thumbs.db", "desktop.ini", "classroom_roster.csv"})
-# Folders that pip, npm, renv, packrat, git and Python fill. They hold no student's work, and often thousands of files.
+# pip, npm, renv, packrat, git and Python fill these folders. They contain no student's work, but often thousands of
+# files.
 _IGNORED_FOLDERS = frozenset(
     {"venv", ".venv", "site-packages", "node_modules", "renv", ".renv", "packrat", ".git", "__pycache__", ".cache"}
 )
@@ -44,13 +51,15 @@ _DATA_SUFFIXES = frozenset(
     | {".rds", ".rda", ".rdata", ".rdb", ".rdx", ".sqlite", ".db", ".dta", ".sav", ".sas7bdat"}
 )
 _UNSAFE_CHARACTERS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
-# Largest share of control characters in a text. Terminal output kept in a file (ESC) stays far below it.
+# The largest share of control characters in a text. Saved terminal output contains ESC characters, but far fewer than
+# this.
 _BINARY_SHARE = 0.1
-# in UTF-16 text, one of the two bytes of a pair is NUL at least this many times more often than the other
+# In UTF-16 text, one byte of each pair is NUL far more often than the other: at least this many times.
 _ASCII_SHARE = 10
-# Signs that a text read as Windows-1252 is not Western: a byte that has no letter there; four letters with marks in a
-# row (Cyrillic, Chinese, …); what umlauts and accents of Mac and DOS turn into; a capital after a small letter; a sign
-# within a word. Signs that people do put into words (d’été, col·lecció, word—word, a±b) are not among them.
+# Signs that text was wrongly read as Windows-1252: a byte that has no letter there; four letters with marks in a row
+# (from Cyrillic or Chinese text); the characters that umlauts and accents of Mac and DOS turn into; a capital after a
+# small letter; a sign within a word. Signs that people do put into words (d’été, col·lecció, word—word, a±b) do not
+# count.
 _GIBBERISH = re.compile(
     r"[\x80-\x9f]|[^\x00-\x7f\s‘’“”«»…–—]{4}|[ŠšŽžŸˆ˜ƒ‡‰]|[a-zß-öø-ÿ][À-ÖØ-Þ]|[^\W\d_][„‚]"
     r"|[^\W\d_][“”†™¡-ª®-°²³¶¸-º¼-¿][^\W\d_]"
@@ -68,8 +77,10 @@ _GUESSED_ENCODINGS = [
     "cp1255",
     "cp1256",
 ]
-_OLD_WESTERN_ENCODINGS = ("cp850", "mac_roman")  # encodings of DOS and old Macs; every accent differs from Windows
-_PIECE_BYTES, _MAX_PIECES = 4_000, 100  # an encoding is guessed from pieces of text: their greatest size and number
+# Encodings of DOS and old Macs. Each accent has another byte there than in Windows.
+_OLD_WESTERN_ENCODINGS = ("cp850", "mac_roman")
+# An encoding is guessed from pieces of the text. These are the limits for a piece's bytes and for the number of pieces.
+_PIECE_BYTES, _MAX_PIECES = 4_000, 100
 _CONTROLS = re.compile(r"[\x01-\x08\x0e-\x1a\x1c-\x1f\x7f-\x9f]")
 _ENCRYPTED_FLAG = 0x1
 _UTF8_NAME = 0x800
@@ -90,7 +101,8 @@ class Unreadable(Exception):
 class ArchiveEntry:
     """A file or an empty folder among a class's submissions."""
 
-    path: str  # "/"-separated, relative to the folder or zip; can always be encoded as UTF-8
+    # The path inside the folder or zip, with "/" between its parts. It can always be encoded as UTF-8.
+    path: str
     load: Callable[[], bytes]  # returns at most MAX_FILE_BYTES; raises Unreadable
     problem: str = ""  # known before reading
     is_folder: bool = False
@@ -125,7 +137,8 @@ def open_entries(path: Path) -> Iterator[list[ArchiveEntry]]:
     Raises SubmissionError if the path does not exist, or the zip is invalid, has too many members, or expands to too
     much.
     """
-    if os.path.isdir(path):  # for some paths pathlib's method raises where this returns False
+    # `Path.is_dir` raises an error for some paths. This function returns False for them.
+    if os.path.isdir(path):
         yield _unpack_zips(_folder_entries(path))
     elif not os.path.isfile(path):
         raise SubmissionError(f"{printable_path(path)}: there is no such file or folder")
@@ -139,7 +152,8 @@ def open_entries(path: Path) -> Iterator[list[ArchiveEntry]]:
 def read_file(path: Path) -> bytes:
     """Read an ordinary file of at most MAX_FILE_BYTES. Raises Unreadable."""
     try:
-        if not stat.S_ISREG(path.stat().st_mode):  # opening a pipe could wait for ever
+        # Opening a pipe could wait for ever.
+        if not stat.S_ISREG(path.stat().st_mode):
             raise Unreadable("it is not an ordinary file")
         with path.open("rb") as file:
             data = file.read(MAX_FILE_BYTES + 1)
@@ -180,7 +194,8 @@ def decode_text(data: bytes) -> tuple[str, str, str]:
         return _check_text(data.decode("utf-8-sig")), "", ""
     except UnicodeDecodeError:
         text = data.decode("latin-1")
-    with suppress(UnicodeDecodeError):  # fails on five byte values that the encoding does not define
+    # Windows-1252 does not define five of the byte values, and decoding fails on them.
+    with suppress(UnicodeDecodeError):
         text = data.decode("cp1252")
     note = "its encoding is not UTF-8; it was read as Windows-1252"
     return (_check_text(text), note, "") if not _GIBBERISH.search(text) else _guess(data, text)
@@ -191,7 +206,7 @@ def _guess(data: bytes, as_western: str) -> tuple[str, str, str]:
 
     A person who reads the doubt can see whether the guess was right.
     """
-    from charset_normalizer import from_bytes  # slow to import, and rarely needed
+    from charset_normalizer import from_bytes  # imported here because the import is slow and rarely needed
 
     for encoding in _OLD_WESTERN_ENCODINGS:
         text = data.decode(encoding)
@@ -211,9 +226,9 @@ def _guess_doubt(text: str) -> str:
 
 def _check_text(text: str) -> str:
     if "\0" in text:
-        raise Unreadable("it holds NUL bytes, so it is not a text file")
+        raise Unreadable("it contains NUL bytes, so it is not a text file; hand in a text file")
     if text.count("\ufffd") + len(_CONTROLS.findall(text)) > _BINARY_SHARE * len(text):
-        raise Unreadable("it is not a text file, or it is damaged")
+        raise Unreadable("it is not a text file, or it is damaged; hand it in again")
     return text
 
 
@@ -232,7 +247,8 @@ def _subfolder_entries(folder: Path, root: Path) -> list[ArchiveEntry]:
     """Return every file below `folder`. If there are none or too many, return one entry that stands for the folder."""
     name = replace_controls(folder.name)
     entries: list[ArchiveEntry] = []
-    folder_stack = [folder]  # not recursive, because folders can be nested deeper than Python's stack allows
+    # Folders can be nested deeper than Python's call stack allows, so a stack replaces recursion.
+    folder_stack = [folder]
     while folder_stack:
         try:
             paths = _listing(folder_stack.pop(), root)
@@ -272,7 +288,7 @@ def _link_problem(path: Path, root: Path) -> str:
     try:
         submission = root.resolve() / path.relative_to(root).parts[0]
         inside = path.resolve(strict=True).is_relative_to(submission)
-    except (OSError, RuntimeError):  # the link is broken or is a loop
+    except (OSError, RuntimeError):  # the link is broken, or it leads back to itself
         inside = False
     return "" if inside and os.path.isfile(path) else "it is a link that doesn't lead to a file of this submission"
 
@@ -343,7 +359,8 @@ def _zip_entries(path: Path, archive: zipfile.ZipFile) -> list[ArchiveEntry]:
     work_count = sum(not entry.ignored_kind for entry in entries)
     if work_count > MAX_ZIP_MEMBERS:
         raise SubmissionError(
-            f"{printable_path(path)} holds {work_count:,} files; at most {MAX_ZIP_MEMBERS:,} are read"
+            f"{printable_path(path)} holds {work_count:,} files, but at most {MAX_ZIP_MEMBERS:,} are read; "
+            "remove files that are nobody's work"
         )
     return [entry for entry in entries if not _is_clutter(entry.path)]
 
@@ -389,7 +406,7 @@ class _StudentsZips:
 
     def _open(self, outer: ArchiveEntry) -> zipfile.ZipFile:
         if self._archive is None or self._outer is not outer:
-            self._archive = None  # frees the last zip before the next is read
+            self._archive = None  # frees the memory of the previous zip before the next one is read
             self._archive = _parse_zip(_BoundedReader(io.BytesIO(outer.load())))
             self._outer = outer
         return self._archive
@@ -435,7 +452,7 @@ def _member_problem(info: zipfile.ZipInfo) -> str:
         return "it is encrypted; hand it in without a password"
     if stat.S_ISLNK(info.external_attr >> 16):
         return "it is a link, not a file"
-    # bzip2 and lzma can reach any compression ratio, and lzma can use any amount of memory.
+    # With bzip2 and lzma a small file can expand to any size, and lzma can use any amount of memory.
     if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
         return "it is compressed in a way that isn't read; use an ordinary zip (deflate)"
     return ""
@@ -445,13 +462,13 @@ def _read_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo, meter: _Meter)
     bytes_before = meter.byte_count
     try:
         with archive.open(info) as file:
-            data = io.BytesIO()  # joining a list of pieces would hold the content twice
+            data = io.BytesIO()  # joining a list of chunks would keep the content in memory twice
             data.writelines(_meter_chunks(iter(partial(file.read, _CHUNK), b""), info.compress_size, meter))
             return data.getvalue()
     except (Unreadable, SubmissionError):
         raise
     except (zipfile.BadZipFile, zlib.error, EOFError):
-        raise Unreadable("it is damaged in the zip", meter.byte_count - bytes_before) from None
+        raise Unreadable("it is damaged in the zip; hand it in again", meter.byte_count - bytes_before) from None
     except Exception as error:  # noqa: BLE001  a damaged member raises a dozen kinds
         raise Unreadable(
             f"it can't be read from the zip ({type(error).__name__})", meter.byte_count - bytes_before
@@ -466,5 +483,8 @@ def _meter_chunks(chunks: Iterator[bytes], compressed_size: int, meter: _Meter) 
         if size > MAX_FILE_BYTES:
             raise _too_large()
         if size > RATIO_FREE_BYTES and size > MAX_RATIO * compressed_size:
-            raise Unreadable(f"it expands more than {MAX_RATIO}-fold, like a zip bomb, so it is not read", size)
+            raise Unreadable(
+                f"it is not read, because it grows more than {MAX_RATIO}-fold when it is unpacked, like a zip bomb",
+                size,
+            )
         yield chunk

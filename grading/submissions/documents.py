@@ -20,27 +20,35 @@ from grading.submissions.notebooks import clean_source, html_to_text
 from grading.submissions.submission import Submission, SubmissionPart
 from producers.words import plural
 
-_MAX_EXPANDED, _MAX_FILES = 64 * MIB, 2_000  # limits for a Word document, which is a zip
-_MAX_XML, _MAX_TAGS = 16 * MIB, 400_000  # Limits for each XML file in it that is read.
-# Limits for a PDF; the operators of all pages count together.
+# Limits for a Word document, which is a zip: uncompressed bytes, and number of files.
+_MAX_EXPANDED, _MAX_FILES = 64 * MIB, 2_000
+# Limits for each XML file that is read: bytes and tags.
+_MAX_XML, _MAX_TAGS = 16 * MIB, 400_000
+# Limits for a PDF. Operators are counted over all pages together.
 _MAX_PAGES, _MAX_PAGE_BYTES, _MAX_OPERATORS = 300, 16 * MIB, 1_000_000
-_MAX_DRAWINGS = 5_000  # Number of times that forms and pictures are drawn, on all pages together.
-# A run of text in a Word document, and what makes it invisible: it is hidden, white without a background, or at most 1
-# point high.
+# Most drawings of forms and pictures, on all pages together.
+_MAX_DRAWINGS = 5_000
+# The first pattern finds a run of text in a Word document. The second finds what makes a run invisible: it is hidden,
+# or white without a background, or at most 1 point high.
 _RUN = re.compile(rb"<w:r(?:\s[^<>]*)?>(?:(?!</?w:r[\s>]).)*</w:r>", re.DOTALL)
 _HIDDEN_RUN = re.compile(
     rb"\A(?!.*<w:(?:shd|highlight)\b).*<w:color w:val=\"[fF]{6}\"|<w:vanish/>|<w:sz w:val=\"[0-2]\"/>", re.DOTALL
 )
-_SHOWN_PART = re.compile(r"word/(?:document|footnotes|endnotes)\d*\.xml")  # Word on the web writes document2.xml
+# Word on the web names the main part document2.xml.
+_SHOWN_PART = re.compile(r"word/(?:document|footnotes|endnotes)\d*\.xml")
 _RUN_TEXT = re.compile(rb"<w:t(?:\s[^<>]*)?>([^<>]*)</w:t>")
-_THIN_CHARS = 80  # average on a page; with fewer characters, the pages are probably scans or drawings
-_EXPORTS = ("(.pdf)", "(.docx)")  # label endings of files that may be exports of another file
-_MAX_COMPARED = 1_000_000  # Characters of source files; longer ones are not compared with exports.
-# What printed notebooks add to the text: cell numbers, and a mark where a long line continues.
+# Average number of characters on a page. If there are fewer, the pages are probably scans or drawings.
+_THIN_CHARS = 80
+# A file whose label has one of these endings may be an export of another file.
+_EXPORTS = ("(.pdf)", "(.docx)")
+# Source files with more characters are not compared with exports.
+_MAX_COMPARED = 1_000_000
+# The text that printing a notebook adds: cell numbers, and a mark where a long line goes on.
 _PRINTED = re.compile(r"(?:\b(?:in|out) ?)?\[[\d ]*\]:|↪\s*→?")
 _TYPESET = str.maketrans({**dict.fromkeys("‐‑‒–—―−", "-"), **dict.fromkeys("\"'`‘’“”„«»•", " "), "ˆ": "^", "∗": "*"})
-_MARKUP = re.compile(r"[*_#~|$\\\[\]()<>]+")  # Markdown signs that a rendered page does not show.
-# Word writes UTF-8. Another encoding could hide the declarations that are refused.
+# Markdown signs, which a rendered page does not show.
+_MARKUP = re.compile(r"[*_#~|$\\\[\]()<>]+")
+# Word writes UTF-8. In another encoding, the search for forbidden declarations could miss them.
 _OTHER_ENCODING = re.compile(rb"<\?xml[^>]{0,200}encoding\s*=\s*[\"'](?!utf-8[\"']|us-ascii[\"'])", re.IGNORECASE)
 _COMMAND = "pip install 'kvasir-inference[documents]'"
 
@@ -83,10 +91,10 @@ def _check_package(data: bytes) -> None:
         archive = zipfile.ZipFile(io.BytesIO(data))
         files = archive.infolist()
         if len(files) > _MAX_FILES or sum(file.file_size for file in files) > _MAX_EXPANDED:
-            raise Unreadable("it expands to more than a document needs, so it is not read")
-        for file in files:  # a reader gets no more bytes than this declared size, even if it is wrong
+            raise Unreadable("it is not read, because its content is larger than a document needs")
+        for file in files:  # reading gives no more bytes than this declared size, even if the size is wrong
             if file.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-                raise Unreadable("it is compressed in an unusual way that isn't read; save it again in Word")
+                raise Unreadable("its compression is unusual and can't be read; save it again in Word")
             if file.filename.lower().endswith((".xml", ".rels")):
                 _check_xml(archive.read(file))
     except Unreadable:
@@ -97,7 +105,7 @@ def _check_package(data: bytes) -> None:
 
 def _check_xml(xml: bytes) -> None:
     if len(xml) > _MAX_XML or xml.count(b"<") > _MAX_TAGS:
-        raise Unreadable("it holds too much for a document; hand in only the text")
+        raise Unreadable("it holds more than a document needs; hand in only the text")
     if (
         b"<!DOCTYPE" in xml
         or b"<!ENTITY" in xml
@@ -105,7 +113,7 @@ def _check_xml(xml: bytes) -> None:
         or _OTHER_ENCODING.match(xml.lstrip(b"\xef\xbb\xbf \r\n"))
     ):
         raise Unreadable(
-            "it is not read, because it declares entities or an unusual encoding, which no word processor writes; "
+            "it is not read, because it declares entities or an unusual encoding, and no word processor does that; "
             "save it again in Word"
         )
 
@@ -122,11 +130,12 @@ def read_pdf(data: bytes, _suffix: str = "") -> Submission:
         "lzw_maximum_output_length": _MAX_PAGE_BYTES,
         "run_length_maximum_output_length": _MAX_PAGE_BYTES,
         "stream_parsing_work_maximum_count": _MAX_OPERATORS,
-        # beyond this limit pypdf would silently leave text out, so it is higher than ours
+        # If this limit were reached, pypdf would silently leave out text. So it is higher than the limit that
+        # `_PdfWork` checks.
         "xform_maximum_invocations_per_extraction": 2 * _MAX_DRAWINGS,
         "jbig2dec_binary": None,  # no external program is started
     }
-    logging.getLogger("pypdf").setLevel(logging.CRITICAL)  # pypdf's messages about a file quote the student's text
+    logging.getLogger("pypdf").setLevel(logging.CRITICAL)  # pypdf's log messages would quote the student's text
     try:
         with pypdf.apply_configuration(**bounds):
             return _pdf(pypdf.PdfReader(io.BytesIO(data)))
@@ -135,7 +144,7 @@ def read_pdf(data: bytes, _suffix: str = "") -> Submission:
     except RecursionError:
         raise Unreadable("it is nested too deeply to be a document; export it again") from None
     except pypdf.errors.LimitReachedError:
-        raise Unreadable("it expands to more than a document needs, so it is not read") from None
+        raise Unreadable("it is not read, because its content is larger than a document needs") from None
     except Exception as error:  # noqa: BLE001  a damaged document raises a dozen kinds
         raise Unreadable(f"it is not a PDF, or it is damaged ({type(error).__name__}); export it again") from None
 
@@ -145,12 +154,13 @@ def _pdf(reader: Any) -> Submission:
         raise Unreadable("it is encrypted; hand it in without a password")
     pages = reader.pages
     if len(pages) > _MAX_PAGES:
-        raise Unreadable(f"it has {len(pages):,} pages, and at most {_MAX_PAGES} are read; hand in only the work")
+        raise Unreadable(f"it has {len(pages):,} pages, but at most {_MAX_PAGES} are read; hand in only the work")
     work = _PdfWork()
     texts, images = [], 0
     for page in pages:
         texts.append(page.extract_text(visitor_operand_before=work.count))
-        work.check()  # pypdf swallows the error raised inside a drawing, so check again
+        # pypdf swallows an error from inside a drawing, so the counts are checked here again.
+        work.check()
         resources = page.get("/Resources", {})
         xobjects = resources.get("/XObject", {})
         images += sum(xobjects[name].get("/Subtype") == "/Image" for name in xobjects)
@@ -179,7 +189,7 @@ class _PdfWork:
     def check(self) -> None:
         """Raise Unreadable if there is more than a document needs."""
         if self.operators > _MAX_OPERATORS or self.drawings > _MAX_DRAWINGS:
-            raise Unreadable("it holds too much for a document; hand in only the text")
+            raise Unreadable("it holds more than a document needs; hand in only the text")
 
 
 def without_exports(files: Sequence[tuple[str, Submission]]) -> list[tuple[str, Submission]]:

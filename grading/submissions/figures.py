@@ -17,12 +17,13 @@ from grading.submissions.notebooks import pictures_in, slim_notebook
 from grading.submissions.reading import notebooks_of
 from messages.errors import SubmissionError
 
-MAX_FIGURES = 40  # for one submission, because a plot in a loop gives hundreds
+MAX_FIGURES = 40  # for one submission; a plot in a loop makes hundreds of figures
 MAX_FIGURE_BYTES = 4 * MIB
 _TOKEN = re.compile(r"taken ([0-9]{1,4})")
 _PLACE = re.compile(r"(?:file ([0-9]{1,5}) \([^)]*\), )?cell ([0-9]{1,6})(?:, output(?: ([0-9]{1,6}))?)?")
 
-Place = tuple[int, int, int]  # file, cell, output; file is 0 if there is only one, and output is 0 for the cell itself
+# The numbers of file, cell and output. File 0 means that there is only one file. Output 0 means the cell itself.
+Place = tuple[int, int, int]
 
 
 @dataclass(frozen=True, slots=True)

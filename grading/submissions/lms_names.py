@@ -19,13 +19,13 @@ from typing import Literal
 
 _CANVAS = re.compile(
     r"(?:(?P<early>LATE_)?anon(?P<late>_LATE)?_(?P<anonymous>[A-Za-z0-9]+)"
-    # Names are in lower case. One with underscores is recognised only if _LATE follows it.
+    # Canvas writes names in lower case. A name that contains underscores is recognised only if _LATE follows it.
     r"|(?P<name>[^_]+|[^A-Z]+(?=_LATE_))(?P<is_late>_LATE)?_(?P<number>[0-9]+))"
     r"_(?:(?P<attachment>[0-9]+)(?:_.*)?|(?:text|link)\.html)\Z",
     re.DOTALL,
 )
 _MOODLE = re.compile(r"(?P<name>.*?)(?:_(?P<number>\d+))?_assignsubmission_[a-z]+(?:_.*)?\Z", re.DOTALL)
-_COPY = re.compile(r"(?P<stem>.+?) ?\((?P<number>\d{1,3})\)\Z")  # browsers name a second download `hw (1).R`
+_COPY = re.compile(r"(?P<stem>.+?) ?\((?P<number>\d{1,3})\)\Z")  # browsers call a second download `hw (1).R`
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,10 +33,12 @@ class Claim:
     """What a submission's name claims, as the LMS wrote it."""
 
     product: Literal["canvas", "moodle"]
-    name: str  # name of a person or group; "" if hidden
-    number: str  # Canvas's user id, Moodle's participant number or group id; "" for Moodle's default team
+    # Name of the person or group; "" if it is hidden.
+    name: str
+    # Canvas's user id, or Moodle's participant number or group id. "" means Moodle's default team.
+    number: str
     is_late: bool = False
-    attachment: int = 0  # Canvas's id of the file; later files have higher ids
+    attachment: int = 0  # Canvas's id of the file; a newer file has a higher id
 
     @property
     def key(self) -> str:

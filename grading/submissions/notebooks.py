@@ -20,7 +20,7 @@ from grading.submissions.submission import PartKind, Submission, SubmissionPart
 from grading.submissions.visible import visible_text
 from producers.words import plural
 
-# Only these names are used, because a notebook's own name for its kernel is the student's text.
+# A notebook's own name for its kernel is the student's text, so only the names in this table are used.
 _LANGUAGES = {
     "r": "R",
     "ir": "R",
@@ -50,27 +50,29 @@ _V3_MIME = {
 _V3_OUTPUT = {"pyout": "execute_result", "pyerr": "error"}
 _PICTURES = ("image/", "application/pdf", "application/vnd.plotly", "application/vnd.vega")
 _WIDGET = "application/vnd.jupyter.widget"
-_OBJECT = re.compile(r"<[^<>\n]{1,200}>")  # what Python prints if only the HTML form has content
+_OBJECT = re.compile(r"<[^<>\n]{1,200}>")  # what Python prints for an object that has only an HTML form
 
 _ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b\n]{0,1000}(?:\x07|\x1b\\)|[@-Z\\-_])")
 _DATA_URI = re.compile(r"data:[\w.+-]{1,60}/[\w.+-]{1,60};base64,[A-Za-z0-9+/=%]*")
 _ANY_TAG = re.compile(r"<[!?/]?[A-Za-z][^<>]*>|<!?--|<[!/A-Za-z][^<>]*\Z")
 _SPACE = re.compile(r"\s+")
-_LONG_REFERENCE = re.compile(
-    r"&#[0-9]{9,};?"
-)  # too long for a valid character, and Python refuses to convert very long numbers
+# Such a reference is too long for a valid character, and Python refuses to convert very long numbers.
+_LONG_REFERENCE = re.compile(r"&#[0-9]{9,};?")
 _CELL_END = re.compile(r"</t[dh]\b[^<>]*>", re.IGNORECASE)
 _BREAK = re.compile(
     r"</?(?:br|p|div|tr|table|thead|tbody|ul|ol|li|dl|dt|dd|pre|h[1-6]|hr|caption)\b[^<>]*>", re.IGNORECASE
 )
-# Limits on what is read of one notebook. Prompts hold far less, and every later step goes through all of it.
+# Limits for what is read of one notebook. Prompts contain far less than this, and every later step goes through
+# everything that was read.
 _MAX_BYTES = 16 * MIB  # without pictures
 _MAX_STRINGS, _MAX_VALUES, _MAX_NESTS = 600_000, 600_000, 200_000
-_MAX_SCANNED, _MAX_PART = 4 * MIB, 720_000  # limits on the characters of each kind, and of one part, before cleaning
+# Limits in characters, before cleaning: for all parts of one kind together, and for one part.
+_MAX_SCANNED, _MAX_PART = 4 * MIB, 720_000
 _MAX_MARKUP = MIB // 2
-# Limit for marks on one letter (Unicode's own limit), because the time to sort a long run grows with its square.
+# Most marks on one letter, which is also Unicode's limit. The time to sort a run of marks grows with the square of its
+# length.
 _MAX_MARKS = 30
-# Possessive quantifiers, so that a string of 60 MiB does not store a backtracking point for each escape.
+# Possessive quantifiers store no backtracking points. Otherwise a string of 60 MiB would need one for each escape.
 _IN_STRING = rb'[^"\\]*+(?:\\.[^"\\]*+)*+"'
 _PICTURE = re.compile(rb'("(?:image/[a-z.+-]{1,40}|application/pdf|png|jpeg)"\s{0,9}:\s{0,9}")' + _IN_STRING)
 _STRING = re.compile(b'"' + _IN_STRING)
@@ -102,7 +104,7 @@ def pictures_in(text: str) -> Iterator[tuple[str, Any]]:
             (_of_output(location, index, outputs), as_dict(output.get("data")))
             for index, output in enumerate(outputs, 1)
         ]
-        # several forms of one output are the same picture, so only one is taken
+        # The forms of one output show the same picture, so only one of them is taken.
         for place, forms in (*attachment_forms, *output_forms):
             if kind := next((kind for kind in ("image/png", "image/jpeg") if kind in forms), ""):
                 yield place, forms[kind]
@@ -122,11 +124,13 @@ def slim_notebook(data: bytes, placeholder_for: Callable[[bytes], bytes] = lambd
     too_many = Unreadable("it holds too many values for a notebook; clear its outputs and hand it in again")
     if data.count(b'"') > 2 * _MAX_STRINGS:
         raise too_many
-    if len(data) > _MAX_BYTES:  # interactive charts contain a JavaScript library of megabytes as one string
+    # An interactive chart may contain a JavaScript library of several megabytes as one string.
+    if len(data) > _MAX_BYTES:
         data = _STRING.sub(lambda match: match[0] if len(match[0]) < MIB else _LEFT_OUT, data)
     if len(data) > _MAX_BYTES:
         raise Unreadable(
-            f"without pictures it is larger than {_MAX_BYTES // MIB} MiB; clear its outputs and hand it in again"
+            f"it is larger than {_MAX_BYTES // MIB} MiB even without its pictures; clear its outputs and hand it "
+            "in again"
         )
     bare = _STRING.sub(b"", data)
     if bare.count(b",") > _MAX_VALUES or bare.count(b"[") + bare.count(b"{") > _MAX_NESTS:
@@ -198,8 +202,8 @@ def _load_json(text: str) -> dict[str, Any]:
         raise Unreadable("it is nested too deeply to be a notebook; save it again in Jupyter") from None
     except json.JSONDecodeError as error:
         raise Unreadable(f"not valid JSON: {error}; save it again in Jupyter") from None
-    except ValueError:  # a number has more digits than Python converts
-        raise Unreadable("not a notebook: it holds a number with thousands of digits") from None
+    except ValueError:  # a number has more digits than Python can convert
+        raise Unreadable("not a notebook: it contains a number with thousands of digits") from None
     if not isinstance(notebook, dict):
         raise Unreadable("not a notebook: its JSON is not an object")
     return notebook
@@ -213,7 +217,7 @@ def _cells(notebook: Mapping[str, Any]) -> list[Any]:
     if isinstance(sheets, list):
         lists = [as_dict(sheet).get("cells") for sheet in sheets]
         return [_from_v3(cell) for cells in lists if isinstance(cells, list) for cell in cells]
-    raise Unreadable("not a notebook: it has no list of cells (nbformat 3 and 4 are read)")
+    raise Unreadable("not a notebook: it has no list of cells, as nbformat 3 and 4 have it")
 
 
 def _from_v3(cell: Any) -> Any:
@@ -242,14 +246,16 @@ class _NotebookReader:
     parts: list[SubmissionPart] = field(default_factory=list)
     images: int = 0
     never_run: int = 0
-    counts_runs: bool = False  # whether any cell has an execution count
+    counts_runs: bool = False  # whether at least one cell has an execution count
     failed_cells: int = 0
     unknown_cells: int = 0
-    language: str = ""  # language of the first code cell that names one (nbformat 3)
-    markup: int = _MAX_MARKUP  # characters of HTML that may still be read
+    language: str = ""  # the language of the first code cell that states one (nbformat 3)
+    markup: int = _MAX_MARKUP  # number of characters of HTML that may still be read
     scanned_chars: Counter[PartKind] = field(default_factory=Counter)
-    hidden_tests: list[str] = field(default_factory=list)  # locations of hidden tests that were left out
-    doubtful: list[str] = field(default_factory=list)  # locations of hidden tests that nbgrader did not mark
+    # Locations of the hidden tests that were left out.
+    hidden_tests: list[str] = field(default_factory=list)
+    # Locations of hidden tests that nbgrader has not marked as hidden.
+    doubtful: list[str] = field(default_factory=list)
 
     def submission(self, notebook: Mapping[str, Any]) -> Submission:
         metadata = as_dict(notebook.get("metadata"))
@@ -294,7 +300,8 @@ class _NotebookReader:
 
     def _code(self, location: str, cell: Mapping[str, Any]) -> None:
         source, is_given_cell = self._source(location, cell)
-        has_hidden_tests = location in self.hidden_tests  # the traceback of an error would show the hidden tests
+        # The outputs of such a cell are left out, because the traceback of an error would show the hidden tests.
+        has_hidden_tests = location in self.hidden_tests
         outputs = [] if has_hidden_tests else _merge_streams(as_list(cell.get("outputs")))
         self.language = self.language or language_name(cell.get("language"))
         self.never_run += bool(source.strip()) and cell.get("execution_count") is None and not outputs
@@ -390,7 +397,7 @@ def html_to_text(markup: str) -> tuple[str, int]:
 
     There is one line for each table row or block.
     """
-    # keep the tag, so that the picture counts, but drop its alternative text, which is not shown
+    # The tag stays, so that the picture is counted. Its alternative text goes, because a browser does not show it.
     markup = _PICTURE_TAG.sub(r"<\1>", markup)
     shown = visible_text(markup, "html").shown(markup, with_markup=True)
     text = _ANY_TAG.sub("", _BREAK.sub("\n", _CELL_END.sub(" | ", _SPACE.sub(" ", shown))))

@@ -58,32 +58,36 @@ __all__ = [
 
 _CHUNK_START = re.compile(r"[\t >]*`{3,}\s*\{([A-Za-z]\w*).*\}\s*$")
 _CHUNK_END = re.compile(r"[\t >]*`{3,}\s*$")
-# Limits on the characters kept of one submission. No prompt needs more, and every later step goes through all of them.
+# Limits for the characters that are kept of one submission. No prompt needs more, and every later step goes through all
+# of them.
 _MAX_CHARS: dict[PartKind, int] = {"code": 150_000, "text": 150_000, "output": 720_000}
 _MAX_PARTS = 10_000
 _VERY_LONG = "very long"
-_MAX_TEXT_BYTES = MIB // 2  # Limit for one file that is not a notebook.
-# Limit for all of a student's files together; notebooks count a quarter, documents a sixteenth.
+# Limit for one file that is not a notebook.
+_MAX_TEXT_BYTES = MIB // 2
+# Limit for all files of a student together. A notebook counts a quarter of its bytes, and a document a sixteenth.
 MAX_FOLDER_BYTES = 4 * MIB
 _DATA_URI = re.compile(rb"(data:[\w.+-]{1,60}/[\w.+-]{1,60};base64,)[A-Za-z0-9+/=%]*")
-# The first line in each version of the specification (git-lfs/git-lfs, docs/spec.md).
+# First lines of a Git LFS pointer, in each version of the specification (git-lfs/git-lfs, docs/spec.md).
 _LFS_POINTER = (b"version https://git-lfs.github.com/spec/", b"version https://hawser.github.com/spec/")
-# A text that is only an address, bare or as a Markdown link.
+# A text with nothing but an address, which may be a Markdown link.
 _ONLY_LINK = re.compile(r"(?:\[[^\]\n]{0,300}\]\()?<?((?:https?://|www\.)[^\s<>]{1,2000}?)>?\)?", re.IGNORECASE)
-# Canvas hands in an address as a page that redirects to it (canvas-lms, app/views/assignments/redirect_page.html.erb).
+# If a student hands in an address, Canvas's file is a page that redirects to it (canvas-lms,
+# app/views/assignments/redirect_page.html.erb).
 _REDIRECT = re.compile(
     r"""<meta\s{1,9}http-equiv=["']?refresh["']?\s{1,9}content=["']?\d{1,9};\s{0,9}url=([^"'<>\s]+)""", re.IGNORECASE
 )
-# Canvas's page for a typed text (text_entry_page.html.erb) repeats assignment and author in title and heading.
+# If a student types a text, Canvas's page (text_entry_page.html.erb) has the names of assignment and author in its
+# title, and again in its heading.
 _PAGE_HEADING = re.compile(r"<title>(.{0,999}?)</title>\s*</head>\s*<body>\s*<h1>\1</h1>")
-# Types of file that hold no answer: pictures, and the usual files of a project. If other work was read, they get only a
-# note. For other unreadable files, a person is asked whether they hold work.
+# Types of file that contain no answer: pictures, and the usual files of a project. If the submission has other work,
+# such a file gets only a note. For any other unreadable file, a person is asked whether it is work.
 _NO_ANSWER = frozenset(
     {".png", ".jpg", ".jpeg", ".gif", ".svg", ".webp", ".bmp", ".tif", ".tiff", ".heic", ".ico", ".css", ".rproj"}
     | {".lock", ".toml", ".yml", ".yaml", ".cfg", ".ini", ".bib", ".log", "license", "makefile", "dockerfile"}
 )
-_TINY_BYTES = 100  # equal files smaller than this prove nothing
-_MOODLE_FOLDER = "_assignsubmission_"  # part of the name of each student's folder
+_TINY_BYTES = 100  # smaller files may be equal by chance
+_MOODLE_FOLDER = "_assignsubmission_"  # occurs in the name of each student's folder
 
 
 def inputs_inside(folder: Path, input_files: Mapping[str, Path | None]) -> dict[str, str]:
@@ -92,7 +96,7 @@ def inputs_inside(folder: Path, input_files: Mapping[str, Path | None]) -> dict[
     The keys are their paths there, the values their purposes, such as "the rubric".
     """
     root = folder.resolve()
-    if not os.path.isdir(root):  # a single file or a zip is read as it is
+    if not os.path.isdir(root):  # a single file or a zip contains no input files that must be left out
         return {}
     places = (
         (purpose, file.parent.resolve() / file.name, file.resolve()) for purpose, file in input_files.items() if file
@@ -165,7 +169,7 @@ def list_submissions(
 def read_document(path: Path) -> Submission:
     """Read a solution or template from one file. Raises SubmissionError if it can't be read."""
     if os.path.isdir(path) or path.suffix.lower() == ".zip":
-        raise SubmissionError(f"{printable_path(path)} is a folder or zip: name one file")
+        raise SubmissionError(f"{printable_path(path)} is a folder or a zip: name a single file")
     document = read_submissions(path)[0]
     if document.problem:
         raise SubmissionError(f"{printable_path(path)} can't be read: {document.problem}")
@@ -191,7 +195,7 @@ def notebooks_of(path: Path, name: str) -> Iterator[tuple[str, bytes]]:
                     yield _with_label(label, "", ", "), data
 
 
-# --- which files make a submission
+# --- the files of a submission
 
 
 def _groups(
@@ -336,10 +340,10 @@ def _kind(path: str, data: bytes) -> str:
 def _parse(data: bytes, cut: str, path: str, suffix: str) -> Submission:
     """Raises Unreadable."""
     if data.startswith(_LFS_POINTER):
-        raise Unreadable("it is a Git LFS pointer instead of the file; hand in the file itself")
+        raise Unreadable("it is only a Git LFS pointer to the file; hand in the file itself")
     text, note, doubt = (data, "", "") if suffix in _BINARY else decode_text(data)
     if suffix == ".ipynb" and _has_conflict(str(text)):
-        raise Unreadable("it holds an unresolved merge conflict; resolve it and hand it in again")
+        raise Unreadable("it holds an unresolved merge conflict; resolve the conflict and hand the file in again")
     document = _READERS[suffix](text, suffix)
     kind = "notebook" if suffix == ".ipynb" else "file"
     rename_note = f"named .txt, but it is a {kind} ({suffix}): read as that" if suffix != _suffix(path) else ""
@@ -372,7 +376,7 @@ def _slim(data: bytes, suffix: str) -> tuple[bytes, str]:
     if len(short) <= _MAX_TEXT_BYTES and len(data) <= 8 * _MAX_TEXT_BYTES:
         return short, ""
     end = min(len(short), _MAX_TEXT_BYTES)
-    # Move back to the beginning of a UTF-8 character.
+    # Move the cut back to the beginning of a UTF-8 character.
     end = next((end - offset for offset in (1, 2, 3) if short[end - offset] >= 0xC0), end)
     return short[:end], f"{_VERY_LONG}: only its first {end >> 10:,} KiB are read"
 
@@ -452,7 +456,7 @@ def _read_all(entries: list[ArchiveEntry], labels: list[str]) -> tuple[list[tupl
             bytes_read += error.bytes_read
             problems.append(_with_label(label, str(error), ": "))
         if bytes_read > MAX_SUBMISSION_BYTES:
-            raise Unreadable(f"its files are larger than {MAX_SUBMISSION_BYTES // MIB} MiB together; remove large ones")
+            raise Unreadable(f"its files have more than {MAX_SUBMISSION_BYTES // MIB} MiB together; remove large files")
     return files, problems
 
 
@@ -574,5 +578,5 @@ _READERS: dict[str, Callable[[Any, str], Submission]] = {
     ".docx": read_docx,
     ".pdf": read_pdf,
 }
-_BINARY = (".docx", ".pdf")  # readers of these kinds get bytes instead of text
+_BINARY = (".docx", ".pdf")  # the readers of these kinds get bytes, all others get text
 READABLE = tuple(_READERS)

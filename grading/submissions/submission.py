@@ -15,9 +15,9 @@ class SubmissionPart:
     kind: PartKind
     text: str
     location: str
-    is_given_cell: bool = False  # the notebook marks it as the teacher's, and it was not changed
-    holds_only_given_text: bool = False  # every line was given to the class
-    has_no_run: bool = False  # it is an output, but the notebook shows no run that could have made it
+    is_given_cell: bool = False  # the notebook marks the cell as the teacher's, and the cell was not changed
+    holds_only_given_text: bool = False  # all of its lines were given to the class
+    has_no_run: bool = False  # the part is an output, but the notebook shows no run that could have made it
 
     @property
     def visible(self) -> VisibleText:
@@ -38,20 +38,22 @@ class Submission:
     nobody has seen the work behind it.
     """
 
-    # path relative to the folder or zip; may hold a student's name, so it stays with the producer, never in a queue
+    # The path inside the folder or zip. It may contain a student's name, so it stays with the producer and never gets
+    # into a queue.
     name: str
     language: str  # "R", "Python", "SQL", …; "" if unknown
     parts: tuple[SubmissionPart, ...]
     images_left_out: int = 0
     notes: tuple[str, ...] = ()  # information for the instructor
     problem: str = ""
-    # those notes that a person must look at: work was left out, or something was guessed
+    # Notes that a person must look at, because work was left out or something was guessed.
     doubtful_notes: tuple[str, ...] = ()
-    only_template: bool = False  # the student added nothing to what the class was given
-    superseded_names: tuple[str, ...] = ()  # earlier copies of the same student's files, which are left out
+    only_template: bool = False  # the student added nothing to the text that the class was given
+    superseded_names: tuple[str, ...] = ()  # names of the student's earlier copies, which are left out
     link: str = ""
-    ignored_kinds: tuple[str, ...] = ()  # kinds of files that are nobody's work, such as `venv`, and were not read
-    file_digests: tuple[str, ...] = ()  # digests of all but tiny files, to find equal files
+    # Kinds of files that were not read, because they are nobody's work, such as `venv`.
+    ignored_kinds: tuple[str, ...] = ()
+    file_digests: tuple[str, ...] = ()  # digests of all but tiny files; equal files have equal digests
 
     @property
     def empty(self) -> bool:

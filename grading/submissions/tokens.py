@@ -9,7 +9,8 @@ import re
 
 _PIECES = re.compile(r"[^\W\d_]+|\d|[^\w\s]|_|\n+|[ \t]{2,}")
 
-# With byte-pair vocabularies a token has 4 to 5 letters of English, or 3 to 4 letters of code. 3 leaves a margin.
+# With byte-pair vocabularies, a token has 4 to 5 letters of English, or 3 to 4 letters of code. The value 3 leaves a
+# margin.
 LETTERS_PER_TOKEN = 3.0
 
 

@@ -16,14 +16,17 @@ from grading.submissions.submission import PartKind, SubmissionPart
 
 Count = Callable[[str], int]
 
-_KINDS: tuple[PartKind, ...] = ("output", "text", "code")  # cuts are made and reported in this order
-_HEAD_SHARE = 0.6  # share of the kept text that comes from the beginning, which says what the part is
-_GOOD_FIT = 0.85  # if at least this share of the allowance is used, another try isn't worth it
+# Outputs are cut first, and code is cut last.
+_KINDS: tuple[PartKind, ...] = ("output", "text", "code")
+# Share of the kept text that comes from the beginning, because the beginning says what the part is.
+_HEAD_SHARE = 0.6
+# A cut that uses this share of the allowance is good enough, and no other cut is tried.
+_GOOD_FIT = 0.85
 _TRIES = 5
-_LINE_SHARE = 0.2  # a cut moves to the end of a line if that loses at most this share
+_LINE_SHARE = 0.2  # a cut moves to a line's end if this loses no more than this share of the text
 
 
-# Submissions longer than this are rare. Earlier releases cut them even if the model had room.
+# Few submissions are longer than this. Earlier releases cut longer ones even if the model had room for them.
 USUAL_TOKENS = 22_000
 
 
@@ -111,7 +114,7 @@ class _Cutter:
             return [(part, None) for part in parts]
         self.marker_tokens = self.count(f"\n{_marker(sum(sizes), len(parts))}\n")
         level = water_level([min(size, self.max_part_tokens) for size in sizes], self.budget)
-        min_tokens = 2 * self.marker_tokens  # a part cut to less than this would be little more than its marker
+        min_tokens = 2 * self.marker_tokens  # with fewer tokens than this, a part would be little more than its marker
         if min(level, self.max_part_tokens) >= min_tokens:
             return [
                 self._fit(part, size, min(level, self.max_part_tokens)) for part, size in zip(parts, sizes, strict=True)
@@ -165,7 +168,7 @@ class _Cutter:
                     break
             else:
                 high = chars
-            # a guess can be far off if most tokens are in the middle
+            # The guess can be far off if most of the tokens are in the middle of the text.
             guess = min(chars * max_tokens // max(used_tokens, 1), 2 * chars)
             chars = min(max(guess, low + 1), high - 1)
             if chars <= low:

@@ -10,12 +10,12 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 SEEN, UNSEEN, HIDDEN = range(3)
-MAX_PASSAGES = 10  # maximum number of passages of a submission shown to a person
+MAX_PASSAGES = 10  # most passages of one submission that a person is shown
 _FEW_WORDS, _MAX_SHOWN = 3, 80
-_MAX_MARKUP = 5_000  # limit for pieces of markup in one text; everything after them counts as not seen
+_MAX_MARKUP = 5_000  # most pieces of markup that are read in one text; the rest counts as not seen
 
-# Zero-width characters, direction marks, and invisible copies of ASCII. No reader sees them, so quotes may leave them
-# out.
+# Zero-width characters, direction marks, and invisible copies of ASCII characters. A reader does not see them, so a
+# quote need not contain them.
 _INVISIBLE = re.compile(
     "[\u00ad\u034f\u061c\u180e\u200b-\u200f\u202a-\u202e\u2060-\u2064\u2066-\u206f\ufeff\U000e0000-\U000e007f]+"
 )
@@ -35,7 +35,7 @@ _TOKEN = re.compile(
     """,
     re.MULTILINE | re.VERBOSE,
 )
-# patterns by the kind of text
+# The patterns for each kind of text.
 _TOKENS = {"text": _TOKEN, "html": re.compile(f"(?=<)(?:{_TOKEN.pattern})", _TOKEN.flags)}
 _LINE_START = re.compile(r"(?:\A|\n) {0,3}<\Z")
 _HIDING = re.compile(
@@ -101,7 +101,8 @@ def _rendered(text: str, token: re.Pattern[str]) -> Iterator[tuple[int, int, int
     Yields the start and end of each piece, its flag, and the text that a person may be asked about.
     """
     cursor, tags = 0, list[tuple[re.Match[str], int]]()
-    html_end = 0  # end of the current HTML block, in which code marks are ordinary characters (CommonMark, 4.6)
+    # End of the current HTML block. Inside it, the marks of inline code are ordinary characters (CommonMark, 4.6).
+    html_end = 0
     for _ in range(_MAX_MARKUP):
         if not (match := token.search(text, cursor)):
             break
@@ -126,7 +127,7 @@ def _end(match: re.Match[str], text: str) -> int:
     """Return where the element that a piece of markup begins ends."""
     if match["group"] is not None:
         return _group_end(text, match.end(), bool(match["group"]))
-    # inline code ends on the same line, because a later mark could belong to another paragraph
+    # Inline code ends on the line where it begins. A mark on a later line could belong to another paragraph.
     if tick := match["tick"]:
         line_end = text.find("\n", match.end())
         found = re.compile(f"(?<!`){tick}(?!`)").search(text, match.end(), line_end if line_end >= 0 else len(text))
@@ -160,7 +161,8 @@ def _hidden_elements(text: str, tags: Iterable[tuple[re.Match[str], int]]) -> It
     """Yield the start and end of the outermost elements that hide their content."""
     hidden_from, hidden_depth = 0, 0
     open_elements: list[str] = []
-    has_ground = [False]  # whether each open element has a background colour; the first entry is the page
+    # Whether each open element has a background colour. The first entry stands for the page.
+    has_ground = [False]
     for tag, end in tags:
         name, attributes = tag["name"].lower(), tag["attributes"] or ""
         if tag["slash"] and name in open_elements:

@@ -34,12 +34,15 @@ class Envelope:
     run: int = 1
     lane: Lane = "bulk"
     reply_to: str = ""
-    attempts: int = 0  # transient errors at this stage so far
-    kv_transfers: int = 0  # KV transfers that failed so far
-    returns: int = 0  # how often the broker took the job back at this stage, counting all copies of this run
+    # transient errors at this stage so far
+    attempts: int = 0
+    # KV transfers that failed so far
+    kv_transfers: int = 0
+    # How often this run's job came back to its queue at this stage, because a connection was lost.
+    returns: int = 0
     traceparent: str = ""  # passed on unchanged; "" if there is none
-    version: int = codec.VERSION  # version of the message that it came in; its answer has the same version
-    turn: int = 0  # the number of its batch's queue among the queues of its lane
+    version: int = codec.VERSION  # version of the job's message; the answer gets the same version
+    turn: int = 0  # number of the job's queue among its lane's queues; 0: the first
 
     def seal(self, body: bytes) -> Message:
         """Return a message with this identity.
@@ -134,11 +137,12 @@ class Attempt(Generic[J]):
 
     deliveries: list[Delivery]  # unacked
     envelope: Envelope
-    job: J = field(init=False)  # set once its message has been read
+    job: J = field(init=False)  # set when the message's body has been read
     stop: threading.Event = field(default_factory=threading.Event)
     why_stopped: StopReason = ""
-    is_outcome_confirmed: bool = False  # a delivery that joins after this can be acked at once
-    # The job ended without an answer, so the blocks of its own are not needed any more.
+    # True: a further delivery of this job can be acked at once.
+    is_outcome_confirmed: bool = False
+    # True: the job ended without an answer, so nobody needs its own blocks any more.
     has_ended_unanswered: bool = False
 
     @property

@@ -27,8 +27,9 @@ GATEWAY = (
     *("gateway.copied", "gateway.described", "gateway.created", "gateway.planned", "gateway.advanced"),
     *("gateway.written", "gateway.over"),
 )
-CHANGE = ("bulk.held",)  # in a worker with both roles, when it begins to take only from the other role's queue
-PER_ANSWER = ("decode.answered",)  # once for each answer of a job with several answers, between loaded and generated
+# A worker with both roles stops taking jobs for one of them; this is the moment before it hands back what it holds.
+CHANGE = ("bulk.held",)
+PER_ANSWER = ("decode.answered",)  # in a job with several answers: once for each answer, between loaded and generated
 
 
 def _no_fault(_name: str, _job_id: str) -> None:
@@ -59,7 +60,7 @@ def _is_meant(target: str, number: int, job_id: str) -> bool:
 
 
 def _kill(_place: str) -> None:
-    # The log lines before this place must be written before the process dies.
+    # Write all log lines so far, because the process dies next.
     for handler in logging.getLogger().handlers:
         handler.flush()
     os.kill(os.getpid(), signal.SIGKILL)

@@ -83,7 +83,8 @@ class Settler:
         self._broker = broker
         self._models = models
         self.observe = observe
-        self._settling_since: list[float] = []  # start of each call of `settle` that has not returned; monotonic clock
+        # Start times of the calls of `settle` that are still running; monotonic clock.
+        self._settling_since: list[float] = []
         self._lock = threading.Lock()
         self.jobs_finished = 0  # jobs finished at this stage; jobs that go back to a queue or to prefill don't count
 
@@ -146,13 +147,15 @@ class Settler:
     def settle_stop(self, attempt: Attempt[Any]) -> None:
         """Settle an attempt that was stopped, by its reason. Without a reason, the job goes back to its queue."""
         envelope, reason = attempt.envelope, attempt.why_stopped
-        if reason == "cancelled":  # without a result, since the batch's owner has written one itself
+        if reason == "cancelled":  # no result is sent: the batch's owner has written one itself
             self._ack(attempt)
         elif reason == "expired":
             self.settle(replying(attempt, _result(envelope, "expired", None)))
-        elif reason == "suspect":  # too many workers died while holding it; from the suspects queue it runs alone
+        # Too many workers died while they held the job. From the suspects queue it runs alone.
+        elif reason == "suspect":
             self._move(attempt, topology.suspects(envelope.stage, envelope.model), Step.ISOLATED)
-        else:  # not now, for no fault of the job: another worker gets a copy, and unlike a requeue this counts nowhere
+        # This worker can't run the job now. Another worker gets a copy, which counts as no retry and no return.
+        else:
             self._move(attempt, topology.ahead_of_bulk(attempt.deliveries[-1].queue), Step.REDELIVERED)
         attempt.has_ended_unanswered = reason in ("cancelled", "expired")
 
@@ -269,7 +272,7 @@ class Settler:
         while True:
             try:
                 return self._broker.publish(to, message, timeout_s=None)
-            except NoQueue:  # one of our queues was deleted
+            except NoQueue:  # somebody deleted one of our queues
                 log.warning("no queue for %s: declaring the topology again", to.key)
                 self._broker.declare(self._models)
                 _pause()

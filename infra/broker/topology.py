@@ -15,16 +15,17 @@ from messages.workers import WorkerStage
 
 WORK = "kvasir.work"
 REPLY = "kvasir.reply"
-REPLY_ALTERNATE = "kvasir.parked"  # alternate exchange of REPLY: takes results whose reply queue doesn't exist
-# The same two on a cluster, where results survive the loss of a node. They have other names, since a queue's arguments
-# can't change.
+# The alternate exchange of REPLY. It gets the results whose reply queue doesn't exist.
+REPLY_ALTERNATE = "kvasir.parked"
+# REPLY and REPLY_ALTERNATE on a cluster, where results survive the loss of a node. The names differ, because a queue's
+# arguments can't be changed later.
 REPLY_QUORUM = "kvasir.reply.quorum"
 REPLY_ALTERNATE_QUORUM = "kvasir.parked.quorum"
 DEAD = "kvasir.dead"
 CONTROL = "kvasir.control"
 STREAM = "kvasir.stream"
 
-# With this limit, messages are never dropped for coming back often.
+# This limit is so high that no message is dropped because it came back often.
 _QUORUM_ARGUMENTS: dict[str, str | int] = {"x-queue-type": "quorum", "x-delivery-limit": 1_000_000}
 
 DEATHS = "deaths"  # messages that the broker gave up, and that have no failed result yet
@@ -35,14 +36,14 @@ RESULTS_PARKED_QUORUM = "results.parked.quorum"
 _REPLY_QUORUM_PREFIX = "reply.quorum."
 
 RETRY_LEVELS_S = (1, 5, 30, 60, 300, 600)
-# Workers give a job up after 3 + 2 crashes; this limit is the last resort. It is explicit, since the default is 20 on
-# 4.x and none on 3.10.
+# Workers give a job up after 3 + 2 crashes; this limit is the last resort. It is explicit, since RabbitMQ 4.x has a
+# default of 20, and RabbitMQ 3.10 has no limit.
 BROKER_DELIVERY_LIMIT = 20
 
 WORK_STAGES: tuple[WorkerStage, ...] = ("prefill", "decode")
 
-# The number of `bulk` queues for each stage of a model. That many batches take turns; further batches share queues. The
-# first queue is the one that releases without turns use.
+# The number of `bulk` queues for each stage of a model. That many batches take turns; further batches share queues.
+# Releases that know no turns use only the first queue.
 TURNS = 4
 
 

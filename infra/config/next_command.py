@@ -3,9 +3,9 @@
 import shlex
 from pathlib import Path
 
-UPGRADE_COMMAND = "python -m pip install --upgrade kvasir-inference"  # upgrades the program that prints it
+UPGRADE_COMMAND = "python -m pip install --upgrade kvasir-inference"  # upgrades this installation of Kvasir
 
-_config_option: list[str] = []  # the options that stand before the command's name
+_config_option: list[str] = []  # options to print between `kvasir` and the command's name
 
 
 def keep(config: Path | None) -> None:

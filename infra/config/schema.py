@@ -30,7 +30,7 @@ SAMPLING = ("max_tokens", "temperature", "top_p")
 
 Points = tuple[tuple[float, float], ...]
 
-# Characters that would begin a new line in a unit file, or do worse there.
+# Characters that would begin a new line in a unit file, or break it in another way.
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 
 
@@ -152,7 +152,7 @@ BrokerUrl = Annotated[str, TextCheck(lambda name, value: urls.check(name, value,
 StoreUrl = Annotated[str, TextCheck(lambda name, value: urls.check(name, value, STORE_SCHEMES))]
 Engine = Annotated[str, InstalledEngine()]
 EngineOrNone = Annotated[str, InstalledEngine(("",))]
-# No leading dash and no spaces: a host and a user end up on the command line of ssh, a folder in shell commands.
+# No leading dash and no spaces: ssh gets the host and the user as arguments, and shell commands contain the folder.
 Host = Annotated[str, _form("a host name or an address", r"[A-Za-z0-9][A-Za-z0-9.:_\-]{0,252}")]
 User = Annotated[str, _form("a user's login name", r"|[A-Za-z_][A-Za-z0-9._\-]{0,63}")]
 _HOST = r"(?:[A-Za-z0-9][A-Za-z0-9._\-]{0,252}|\[[0-9A-Fa-f:.]+\])(?::[0-9]{1,5})?"
@@ -190,12 +190,12 @@ class Grading:
     code_model: ModelOrNone = ""
     feedback_model: ModelOrNone = ""
     notice: Annotated[str, TextCheck(_text)] = (
-        ""  # a sentence at the top of every report, such as the demo's, which says that the grades are not real
+        ""  # a sentence at the top of every report; the demo's says that its grades are not real
     )
-    max_tokens: Tokens = 3000  # the defaults of these three are those of the grader that came before Kvasir
+    max_tokens: Tokens = 3000  # this and the next two defaults: as in the grader before Kvasir
     temperature: Temperature = 0.2
     top_p: Share = 0.9
-    max_submission_tokens: TokensOrNone = 0  # most tokens of a submission in a prompt; 0: as many as fit the model
+    max_submission_tokens: TokensOrNone = 0  # limit for a submission's part of a prompt; 0: as many as fit
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,33 +203,35 @@ class Costs:
     """What electricity costs, and over how much use the machines' prices are spread. The currency doesn't matter."""
 
     price_per_kwh: Amount = 0.0  # 0: unknown
-    years: Annotated[float, _number(0.1, 100)] = 4.0  # years of use of a machine
-    hours_per_week: Annotated[float, _number(0.1, 168)] = 40.0  # hours of use of a machine per week
+    years: Annotated[float, _number(0.1, 100)] = 4.0  # years that a machine is used
+    hours_per_week: Annotated[float, _number(0.1, 168)] = 40.0  # hours a week that a machine is used
 
 
 @dataclass(frozen=True, slots=True)
 class ModelTable:
     """A model that has queues. `weights` maps an engine to a file, a folder, or another name that it can load."""
 
-    context: TokensOrNone = 0  # 0: as much as the model was trained for
+    context: TokensOrNone = 0  # tokens in a sequence; 0: as many as the model was trained for
     max_tokens: Tokens = 3000
     temperature: Temperature = 0.2
     top_p: Share = 0.9
-    engine: EngineOrNone = ""  # for the local pipeline; "": the only engine with weights
+    engine: EngineOrNone = ""  # engine of the local pipeline; "": the only one with weights
     slots: Slots = 4
     prefill_slots: Slots = 8
-    threads: Annotated[int, _whole(0, 1024)] = 0  # CPU threads; 0: the engine chooses
-    short_prompt_tokens: TokensOrNone = SHORT_PROMPT_TOKENS  # prompts up to this length go to decode without a KV cache
-    # One job in this many is also prefilled at decode; 0: no job is.
+    # CPU threads; 0: the engine chooses
+    threads: Annotated[int, _whole(0, 1024)] = 0
+    # Prompts up to this length skip prefill: the decode worker computes them.
+    short_prompt_tokens: TokensOrNone = SHORT_PROMPT_TOKENS
+    # The decode worker checks the KV cache of one job in this many, by computing the prompt itself; 0: never.
     kv_check_every: Annotated[int, _whole(0, 1_000_000)] = KV_CHECK_EVERY
-    free_memory_gb: Amount = 0.0  # memory that a prefill leaves free on its machine; 0: not checked
-    copies: Annotated[int, _whole(1, 2)] = 1  # local pipeline: with 2, prefill and decode never share a batch
+    free_memory_gb: Amount = 0.0  # memory that a prefill must leave free; 0: not checked
+    copies: Annotated[int, _whole(1, 2)] = 1  # local pipeline; 2: prefill and decode never share a batch
     tokenizer: Annotated[str, TextCheck(_line)] = ""
-    same_weights: tuple[Engine, ...] = ()  # engines with conversions of the same weights, which may share KV caches
-    kv_bytes_per_token: Annotated[int, _whole(0, 1 << 40)] = 0  # size of its KV cache, for planning; 0: unknown
-    kv_state_bytes: Annotated[int, _whole(0, 1 << 40)] = 0  # size of its recurrent layers' state, for planning
+    same_weights: tuple[Engine, ...] = ()  # these engines load the same weights, so they may exchange KV caches
+    kv_bytes_per_token: Annotated[int, _whole(0, 1 << 40)] = 0  # for planning; 0: unknown
+    kv_state_bytes: Annotated[int, _whole(0, 1 << 40)] = 0  # state of recurrent layers, for planning
     memory_gb: Amount = 0.0  # size of its weights, for planning; 0: unknown
-    allow_external: bool = False  # whether a server outside private networks may get its prompts
+    allow_external: bool = False  # whether prompts may go to a server outside private networks
     api_key_file: Place = ""  # key for the server of the openai or vllm engine; "": none, or KVASIR_API_KEY
     weights: Mapping[Engine, Place] = field(default_factory=dict)
 
@@ -241,7 +243,7 @@ class MachineRole:
     role: Annotated[str, _one_of(*ROLES)]
     model: ModelOrNone = ""
     engine: EngineOrNone = ""
-    weights: Place = ""  # path on that machine; "": as set for the model and this engine
+    weights: Place = ""  # path on the machine; "": the path set for the model and engine
     slots: Slots = 0  # 0: as set for the model
     memory_gb: Amount = 0.0  # memory that a store may use; 0: Kvasir sets no limit
     port: Annotated[int, _whole(1, 65535)] = 8000  # port of a gateway
@@ -286,17 +288,19 @@ class MachineTable:
     host: Host = ""
     user: User = ""  # "": the user who deploys
     platform: Annotated[str, _one_of(*PLATFORMS)] = "linux"
-    folder: Folder = "kvasir"  # where `kvasir deploy` puts everything: absolute, or relative to the user's home
-    supervisor: Annotated[str, _one_of("", *SUPERVISORS)] = ""  # "": the platform's default
+    # `kvasir deploy` puts everything here: an absolute path, or one relative to the user's home
+    folder: Folder = "kvasir"
+    # "": the platform's default
+    supervisor: Annotated[str, _one_of("", *SUPERVISORS)] = ""
     # Port of the first worker's page; the other workers get the next ports.
     metrics_port: Annotated[int, _whole(1, 65535)] = 9101
-    broker_hosts: Hosts = ""  # in order of preference; they replace the hosts in the broker's URL
+    broker_hosts: Hosts = ""  # best host first; they replace the hosts in the broker's URL
     store_hosts: Hosts = ""
     hours: Annotated[str, TextCheck(_hours)] = ""  # when its workers take jobs, such as 18:00-08:00; "": always
     memory_gb: Amount = 0.0
     link_gbps: Annotated[float, _number(0, 1e5)] = 0.0  # speed of the link to the store's machine, Gbit/s
     watts: Annotated[float, _number(0, 1e5)] = 0.0  # under load
-    price: Annotated[float, _number(0, 1e9)] = 0.0  # what it cost, in the currency of [costs]
+    price: Annotated[float, _number(0, 1e9)] = 0.0  # purchase price, in the currency of [costs]
     roles: tuple[MachineRole, ...] = ()
     rates: Mapping[ModelName, Rates] = field(default_factory=dict)  # by model
 
@@ -305,7 +309,7 @@ class MachineTable:
 class File:
     """The tables of kvasir.toml, or the same tables from another source."""
 
-    # Pydantic reads this name, for this table and the tables in it.
+    # With this attribute, Pydantic refuses unknown keys, here and in the inner tables.
     __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012
 
     services: ServiceTable = field(default_factory=ServiceTable)
@@ -315,7 +319,7 @@ class File:
     machines: Mapping[Annotated[str, TextCheck(checks.identifier)], MachineTable] = field(default_factory=dict)
 
 
-# The tables by their path, without the names of models and machines.
+# Path of a table -> its class. Names of models and machines are left out of a path.
 TABLES: Mapping[str, type] = {
     "": File,
     "services": ServiceTable,

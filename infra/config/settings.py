@@ -46,7 +46,7 @@ __all__ = [
 
 Row = tuple[str, str, str]
 
-_VARIABLES = 1  # the rank of variables; flags have rank 0
+_VARIABLES = 1  # rank of environment variables; flags are stronger and have rank 0
 
 _ZERO_OF_A_MODEL = {
     "context": "(as trained)",
@@ -136,7 +136,7 @@ def _service(entries: Mapping[Keys, SourcedValue], name: str, variable: str) -> 
 def _model(entries: dict[Keys, SourcedValue], name: str, variable: str) -> ModelSettings:
     for key in SAMPLING:
         own, general = ("models", name, key), ("grading", key)
-        # A value of [grading] applies to the model, unless the model has a value from an equally near or nearer source.
+        # A value of [grading] applies to the model, unless the same or a stronger source sets the model's own value.
         if general in entries and (own not in entries or entries[general].rank < entries[own].rank):
             entries[own] = entries[general]
     places = _values_below(entries, "models", name, "weights")

@@ -150,7 +150,7 @@ def _refusal(layer: Layer, error: "ErrorDetails") -> ConfigError:
         if of_key or error["type"] == "unexpected_keyword_argument":
             problem, quoted_value = _of_name(loc, error), loc[-1]
         else:
-            # Errors about [services] never repeat a value, so what is wrong with a URL can be said.
+            # Errors about [services] may say what is wrong with a URL, because they never repeat a value.
             problem = _spell_path(loc) + _of_value(loc[-1], error)
             quoted_value = "" if keys[0] == "services" else error["input"]
         secret = urls.may_hold_password(quoted_value)
@@ -267,7 +267,7 @@ def file_layers(config: Path | None, environ: Mapping[str, str], cwd: Path, user
     unique_paths = [path for path in paths if unique.pop(path.resolve(), None)]
     for path in unique_paths:
         if path != explicit_path and (problem := why_not_ours(path)):
-            raise ConfigError(f"{problem}; or, if you trust it, name it: --config {path}")
+            raise ConfigError(f"{problem}; or, if you trust this file, pass --config {path}")
     return [_file_layer(path) for path in unique_paths]
 
 

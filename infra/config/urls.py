@@ -12,12 +12,13 @@ from messages.urls import STORE_SCHEMES, addresses, netloc, with_netloc
 
 BROKER_SCHEMES = ("amqp", "amqps")
 _ENCODING_RULE = "a '/', '#', '?' or '@' in a name or password must be percent-encoded"
-LOCAL = "local"  # used in place of a URL: run the service in this process, whatever sources of lower rank say
+# A word in place of a URL: the service runs in this process. It overrides a URL from a weaker source.
+LOCAL = "local"
 
 # Greedy on purpose: an unescaped '/', '@' or '#' in a password must not end the mask too early.
 _IN_USERINFO = re.compile(r"(://[^:@/?#]*:).*@", re.DOTALL)
 _CREDENTIALS = re.compile(r":.*@", re.DOTALL)
-_CREDENTIALS_WITHIN = re.compile(r":[^\s'\"]*@")  # inside a list or table, as Python prints it
+_CREDENTIALS_WITHIN = re.compile(r":[^\s'\"]*@")  # in a printed Python list or dict
 _IN_QUERY = re.compile(r"([?&;]pass[^=&;]*=)[^&;#]*", re.IGNORECASE)
 _SECRET_OPTION = re.compile(r"pass|auth|secret", re.IGNORECASE)
 

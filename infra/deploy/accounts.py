@@ -77,7 +77,7 @@ def has_roles(settings: Settings, service: Service) -> bool:
     """Whether workers have their own users at a service."""
     operator_secret = _operators(settings, service)
     files = (
-        # Services that were deployed before workers could have both roles have no user for that yet.
+        # Services that were deployed before workers could have both roles have no user for such workers yet.
         [_role_secret(operator_secret, role).file for role in _RESTRICTED_ROLES if role != "worker"]
         if operator_secret and operator_secret.file
         else []

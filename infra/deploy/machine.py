@@ -45,7 +45,7 @@ def probe(remote: Remote) -> Facts:
     home, user, system, processor, version, python = (*lines, "", "", "", "", "", "")[:6]
     if not version:
         raise DeployFailed(
-            f"{remote.name}: it has no Python {'.'.join(map(str, _OLDEST_PYTHON))} or newer with venv; install one "
+            f"{remote.name}: there is no Python {'.'.join(map(str, _OLDEST_PYTHON))} or newer with venv; install one "
             "(apt install python3-venv, brew install python@3.12)"
         )
     return Facts(home, user, WheelTarget(system_of(system), processor, version), python)

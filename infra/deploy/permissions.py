@@ -65,8 +65,10 @@ PERMISSIONS: Mapping[AccountRole, Permission] = MappingProxyType(
         ),
         "prefill": Permission(_names(_OWN_CONTROL), _names(*_WORKER_WRITES), _names(*_WORKER_READS, *_PREFILL_QUEUES)),
         "decode": _DECODE,
-        "worker": _DECODE,  # a worker with both roles
-        # A monitor sees how full queues are, but no messages. On RabbitMQ 4.3 even that needs configure.
+        # a worker with both roles
+        "worker": _DECODE,
+        # A monitor sees the length of queues, but no messages. On RabbitMQ 4.3 even the length needs the right to
+        # configure.
         "monitor": Permission(_NO_NAMES, _NO_NAMES, _NO_NAMES),
     }
 )
@@ -93,7 +95,7 @@ STORE_RULES: Mapping[AccountRole, str] = MappingProxyType(
         "operator": "~* &* +@all -@admin -@dangerous +info +config|get",
         "producer": f"{_LOG_IN} {_SEES} (~cancelled:* +evalsha +set)",
         "prefill": f"{_LOG_IN} +scan {_OWN_REGISTRATION} {_CRASH_COUNTS} {_SEES} {_PREFILLS}",
-        # A decode worker renews a block's TTL and deletes blocks. It writes none.
+        # A decode worker renews the TTL of blocks and deletes blocks. It never writes a block.
         "decode": (
             f"{_LOG_IN} {_OWN_REGISTRATION} {_CRASH_COUNTS} {_SEES} (~kv:* ~kvw:* +getex +expire +unlink) {_DECODES}"
         ),

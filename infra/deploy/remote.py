@@ -15,7 +15,7 @@ from messages.errors import UsageError
 
 _CONNECT_S = 10
 _COMMAND_S = 900.0
-_WEIGHTS_S = 6 * 3600.0  # for reading or sending one file: 120 GB at 50 Mbit/s
+_WEIGHTS_S = 6 * 3600.0  # time limit for reading or sending one file: 120 GB at 50 Mbit/s
 _NO_SSH = "there is no ssh command on this machine; install OpenSSH"
 # GNU's and macOS's programs print lines of the same form. A file that can't be read counts as missing.
 _DIGESTS = "if command -v sha256sum >/dev/null; then sha256sum -- *; else shasum -a 256 -- *; fi 2>/dev/null || true"
@@ -39,7 +39,7 @@ class Remote:
     def __init__(self, machine: MachineSettings, ssh_config: Path | None = None) -> None:
         self.name = machine.name
         if not machine.host:
-            raise DeployFailed(f'{machine.name}: it has no host; set one in [machines."{machine.name}"]')
+            raise DeployFailed(f'{machine.name}: this machine has no host; set one in [machines."{machine.name}"]')
         options = ["-o", "BatchMode=yes", "-o", f"ConnectTimeout={_CONNECT_S}", "-o", "ServerAliveInterval=15"]
         if ssh_config:
             options += ["-F", str(ssh_config)]
@@ -106,7 +106,7 @@ class Remote:
             for path in (sorted(local.iterdir()) if local.is_dir() else [local])
             if path.is_file() and digests.get(path.name) != _digest(path)
         ]
-        for path in new_paths:  # one at a time, so that a broken connection costs only one file
+        for path in new_paths:  # one file for each call, so that a broken connection costs only one file
             draft, target = shlex.quote(f"{folder}/.{path.name}"), shlex.quote(f"{folder}/{path.name}")
             with path.open("rb") as file:
                 self.run_script(f"cat > {draft}; mv {draft} {target}", file, _WEIGHTS_S)

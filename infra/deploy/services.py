@@ -147,8 +147,7 @@ def _rabbitmq_conf(hosts: Sequence[str], port: int, place: Place) -> str:
         [
             *lines,
             "loopback_users = none",
-            # This matters once it becomes a node of a cluster: nodes that can't see the majority stop, and notice it in
-            # time.
+            # These two lines matter only in a cluster: a node that can't see the majority notices that soon, and stops.
             "cluster_partition_handling = pause_minority",
             f"net_ticktime = {_NET_TICKTIME_S}",
             f"load_definitions = {place.folder}/services/definitions.json",

@@ -18,7 +18,7 @@ from types import FrameType
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 30.0
 _RAN_WELL_S = 60.0
-_START_S, _STOP_S = 30.0, 900.0  # a busy machine needs long for an interpreter
+_START_S, _STOP_S = 30.0, 900.0  # on a busy machine, Python starts slowly
 _POLL_S = 0.1
 
 
@@ -130,7 +130,7 @@ class SupervisedCommand:
         except OSError as error:
             os.write(2, f"supervise: {error}\n".encode())
             return None
-        if self._leaving:  # told to stop while no child was running
+        if self._leaving:  # the order to stop came while no child was running
             self._child.terminate()
         return self._child.wait()
 

@@ -17,7 +17,7 @@ from infra.config.schema import CONTROL, WORKER_ROLES, Supervisor
 from infra.config.settings import MachineRole, MachineSettings
 from messages.errors import ConfigError
 
-UnitRole = Literal["prefill", "decode", "worker", "producer"]  # the role whose user it logs in as
+UnitRole = Literal["prefill", "decode", "worker", "producer"]  # a unit logs in as this role's user
 
 LOOPBACK = "127.0.0.1"
 GRACE_S = 600.0  # a long answer takes minutes; jobs that are not finished by then are handed back
@@ -52,8 +52,8 @@ UMask=0077
 # A unit that leaks memory is ended and started again before the machine runs out of it.
 MemoryMax=90%
 """
-# Units may write to only one other folder of the home, .cache (models of a hub, and what vLLM compiles). These
-# variables move what would be written elsewhere in the home to Kvasir's folder.
+# Besides Kvasir's folder, units may write only to the home's .cache (models of a hub, and what vLLM compiles). These
+# variables move all other caches into Kvasir's folder.
 _CACHES = {"CUDA_CACHE_PATH": "cache/cuda", "TRITON_CACHE_DIR": "cache/triton", "VLLM_CONFIG_ROOT": "cache/vllm"}
 
 
@@ -213,7 +213,7 @@ def _systemd(unit: Unit, place: Place) -> str:
 
 
 def _launchd(unit: Unit, place: Place) -> str:
-    # A daemon and not an agent: before an agent may reach the local network, macOS asks the user, and logs nothing.
+    # A daemon, because macOS keeps an agent off the local network until the user agrees, and logs nothing about it.
     log = f"{place.folder}/log/{unit.name}.log"
     entries = {
         "Label": label(unit),

@@ -15,7 +15,7 @@ from infra.config.settings import MachineSettings
 from infra.deploy.remote import DeployFailed
 from messages.installed import engine_entry, engine_requirement
 
-# Platform tags to ask pip for if the target's platform differs from this one, oldest last.
+# Platform tags for pip, if the target's platform differs from this machine's. The oldest tag comes last.
 _TAGS = {
     ("linux", "aarch64"): ["manylinux_2_39_aarch64", "manylinux_2_34_aarch64", "manylinux_2_31_aarch64",
                            "manylinux_2_28_aarch64", "manylinux_2_17_aarch64", "manylinux2014_aarch64"],
@@ -24,7 +24,7 @@ _TAGS = {
     ("macos", "arm64"): ["macosx_15_0_arm64", "macosx_14_0_arm64", "macosx_13_0_arm64", "macosx_12_0_arm64",
                          "macosx_11_0_arm64", "macosx_11_0_universal2", "macosx_10_9_universal2"],
 }  # fmt: skip
-_NO_SOURCES = shutil.ignore_patterns(".*", "tests", "docs", "examples", "build")  # these are not part of a wheel
+_NO_SOURCES = shutil.ignore_patterns(".*", "tests", "docs", "examples", "build")  # left out of the wheel
 
 
 @dataclass(frozen=True, slots=True)

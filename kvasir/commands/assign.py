@@ -31,7 +31,9 @@ def assign(batch: Path, submission: str, person: str) -> int:
         return 1 if open_lines else 0
     matching_names = [name for name in names if submission in (name, Path(name).name, Path(name).stem)]
     if len(matching_names) != 1:
-        raise UsageError(f"the batch has {'several' if matching_names else 'no'} submissions called {submission!r:.80}")
+        raise UsageError(
+            f"{'several' if matching_names else 'no'} submissions are called {submission!r:.80}: give its full name"
+        )
     owner = roster.find(person)
     keep_answer(batch, matching_names[0], owner, account())
     people = roster.display_name(owner)

@@ -53,7 +53,7 @@ def demo(context: click.Context, out: Path) -> int:
     """Grade a small made-up class with a tiny model on this machine. Needs no services and no account."""
     if not CONFIG.is_file():
         raise ConfigError(
-            "this installation does not contain the demo: run it in a checkout, or from a wheel that was built there"
+            "this installation does not contain the demo: run it in a checkout, or install a wheel built in a checkout"
         )
     if command := entries()["llamacpp"].install_command():
         raise ConfigError(f"llama.cpp is missing, which the demo's model needs: {command}")

@@ -81,8 +81,8 @@ class Site:
     help="Install Kvasir from this wheel [default: build one].",
 )
 @click.option("--services", is_flag=True, help="Set up the broker and the store instead of the workers.")
-@click.option("--with-weights", is_flag=True, help="Also copy the workers' weights from beside the configuration.")
-@click.option("--dry-run", is_flag=True, help="Print what would be done and written, and contact nobody.")
+@click.option("--with-weights", is_flag=True, help="Also copy the workers' weights, which lie beside kvasir.toml.")
+@click.option("--dry-run", is_flag=True, help="Print all steps and files without doing anything; contact no machine.")
 @click.pass_obj
 def deploy(
     global_options: Globals,
@@ -140,7 +140,7 @@ def _machines_for(settings: Settings, names: Sequence[str], services: bool) -> l
 def _config_file(global_options: Globals) -> Path:
     path = global_options.config or Path("kvasir.toml")
     if not path.is_file():
-        raise UsageError(f"{path}: deploy copies one configuration file to every machine; name it with --config")
+        raise UsageError(f"{path}: deploy copies one configuration file to every machine; name that file with --config")
     return path
 
 
@@ -237,7 +237,7 @@ def _hosts(service: Service, machines: Sequence[MachineSettings]) -> bool:
 def _outdated_secrets(order: Order, site: Site) -> list[str]:
     """Return the operator's passwords, which machines held before there was a user for each role."""
     if order.services and units_of(site.machine):
-        return []  # they are removed when this machine's workers are deployed
+        return []  # the deployment of this machine's workers removes these passwords
     return [service for service in SERVICES if has_roles(order.settings, service)]
 
 

@@ -23,7 +23,7 @@ from kvasir.doctor.findings import Finding
 from kvasir.doctor.steps import STEPS
 from kvasir.doctor.trial import Trial, TrialResult, served_models, try_model
 from kvasir.options import Globals, Number, json_option
-from kvasir.terminal import print_table, say
+from kvasir.terminal import print_table, say, stdout
 from kvstore.redis.forget import forget_named
 from messages.errors import ConfigError, StoreUnavailable, UsageError
 from producers.words import plural
@@ -139,9 +139,7 @@ def _entry_json(entry: EngineEntry) -> dict[str, Any]:
     is_flag=False,
     flag_value=EVERY_MODEL,
     metavar="[MODEL]",
-    help=(
-        "Send a job of 2,000 tokens through every live pair of workers of this model [default: of every served model]."
-    ),
+    help=("Send a job of 2,000 tokens to each live pair of workers of this model [default: of each served model]."),
 )
 @click.option(
     "--wait",
@@ -150,7 +148,7 @@ def _entry_json(entry: EngineEntry) -> dict[str, Any]:
     default=300.0,
     show_default=True,
     metavar="SECONDS",
-    help="Limit how long --try waits for answers.",
+    help="Stop --try if the answers take longer than this.",
 )
 @json_option
 @click.pass_obj
@@ -185,7 +183,7 @@ def _try(settings: Settings, model: str, wait_s: float, as_json: bool) -> int:
         results = [try_model(client, name, wait_s, 0.0 if cluster else _LOCAL_REGISTRATIONS_S) for name in names]
     _print_trials(results, as_json)
     if cluster:
-        with suppress(StoreUnavailable):  # their results expire by their TTL
+        with suppress(StoreUnavailable):  # the store deletes these jobs' results after the TTL
             forget_named(settings.store_url_with_secret(), [job for result in results for job in result.job_ids])
     return 1 if any(result.has_failed for result in results) else 0
 
@@ -229,15 +227,24 @@ def _figure(value: float) -> str:
 
 
 def print_findings(findings: list[Finding]) -> None:
-    """Print a table on stdout. Services that were tried step by step have their times above it, in milliseconds."""
+    """Print what is well as a table on stdout, and below it each problem with what to do, the worst last.
+
+    Services that were tried step by step have their times above, in milliseconds.
+    """
     service_findings = [finding for finding in findings if finding.steps or finding.stopped_at]
     if service_findings:
         print_table(("ms", *STEPS), [_steps_row(finding) for finding in service_findings], STEPS)
-    rows = [
-        (Text(finding.level, _STYLES[finding.level]), finding.subject, finding.what, finding.todo)
-        for finding in findings
-    ]
-    print_table(("", "about", "found", "what to do"), rows)
+    well = [finding for finding in findings if finding.level == "ok"]
+    print_table(("", "about", "found"), [(_level(finding), finding.subject, finding.what) for finding in well])
+    for finding in sorted(findings, key=lambda finding: finding.level == "error"):
+        if finding.level != "ok":
+            stdout.print(_level(finding), Text(finding.subject))
+            say(f"  {finding.what}")
+            say(f"  What to do: {finding.todo}")
+
+
+def _level(finding: Finding) -> Text:
+    return Text(finding.level, _STYLES[finding.level])
 
 
 def _steps_row(finding: Finding) -> list[str]:

@@ -65,7 +65,7 @@ class _Drawing:
     "--draw",
     type=_Numbers(int),
     metavar="N[,N…]",
-    help="Draw this many grades to grade by hand; several numbers plan several looks.",
+    help="Draw N grades for you to grade by hand. Several numbers, such as 40,80, plan several looks (--more).",
 )
 @click.option(
     "--within", type=Number(0), metavar="POINTS", help="Ignore differences of up to this many points [default: 1]."
@@ -82,17 +82,17 @@ class _Drawing:
 @click.option(
     "--signal",
     type=click.Choice(list(SIGNALS)),
-    help="Choose what measures how doubtful a grade is [default: reasons].",
+    help="Choose the measure of a grade's doubt [default: reasons].",
 )
 @click.option(
     "--thresholds",
     type=_Numbers(float),
     metavar="X[,X…]",
-    help="Try these levels of doubt, at most 5: grades above a level are read by you, grades below it are not.",
+    help="Try up to 5 levels of doubt. At each level, you would read only the grades with more doubt.",
 )
 @click.option("--strata", type=path, help="Read a CSV (submission, part) and draw a sample for each part.")
 @click.option("--by", metavar="NAME", help="Record who draws the sample [default: the login name].")
-@click.option("--more", is_flag=True, help="Take the next planned look, which adds rows to fill in.")
+@click.option("--more", is_flag=True, help="Begin the next planned look: add rows to the sheet for you to fill in.")
 @click.option(
     "--sheet", type=path, help=f"Read the hand grades from this sheet [default: {SHEET} in the folder BATCH]."
 )
@@ -142,7 +142,7 @@ def _refuse_drawing(drawing: _Drawing) -> None:
         f"--{field.name.replace('_', '-')}" for field in fields(drawing) if getattr(drawing, field.name) is not None
     ]
     if drawing_options:
-        raise BoundError(f"{', '.join(drawing_options)} needs --draw: what is promised is fixed before anybody grades")
+        raise BoundError(f"{', '.join(drawing_options)} needs --draw: the promise is fixed before anybody grades")
 
 
 # --- the draw ---

@@ -35,7 +35,7 @@ PAGE = "evaluation.html"
 )
 @click.option("--reviews", is_flag=True, help="Use the desk's reviews as hand grades; they are not blind.")
 @click.option(
-    "--compare", type=path, help="Compare FOLDER with another batch of the same class, to show how much better it is."
+    "--compare", type=path, help="Compare with another batch of the same class, to show by how much FOLDER is better."
 )
 @click.option(
     "--within",
@@ -50,7 +50,7 @@ PAGE = "evaluation.html"
 @click.option(
     "--model", "models", multiple=True, metavar="M", help="Grade the work in FOLDER with this model; may be repeated."
 )
-@click.option("--rubric", type=path, help="Use this rubric with --model; the other options are those of grade.")
+@click.option("--rubric", type=path, help="Use this rubric when --model grades the work.")
 @click.option("--solution", type=path, help="Show the models this reference solution.")
 @examples_option
 @json_option
@@ -103,7 +103,7 @@ def evaluate_command(
 def _grade(global_options: Globals, folder: Path, model: str, request_options: dict[str, Any]) -> Path:
     """Grade the class with this model, and return the folder of its batch."""
     if not request_options["rubric"]:
-        raise EvaluationError("--rubric is missing, which --model needs")
+        raise EvaluationError("--model needs a rubric: pass --rubric FILE")
     settings = global_options.settings(Models(model, model))
     request = class_run.request_from(settings, folder, **request_options)
     place = BatchPlace(default_folder(folder, f"{load_rubric(request.rubric).title} {model}"))

@@ -20,10 +20,10 @@ from messages.errors import BatchError, UsageError
 from producers.batch import batch as batches
 from producers.storage.private import kept_in, open_ordinary, write_atomically
 
-_BEGINNING = 4096  # number of bytes that tell what kind of file it is
+_BEGINNING = 4096  # the first bytes of a file are enough to tell its kind
 
 
-_OF_FORMAT = "of_format_"  # prefix of the argument names of the formats' options
+_OF_FORMAT = "of_format_"  # an argument with this prefix holds an option of a format
 
 
 def _format_options(function: F) -> F:
@@ -83,7 +83,7 @@ def export(
     export_format = next(registered for registered in out.FORMATS if registered.name == format_name)
     choices = _choices(export_format, format_values)
     try:
-        # read before the file is made, so a decision made after this shows up as a difference
+        # Read before the file is made. The next export then shows each decision made after this moment.
         _, grades = out.final_grades(batch, include_unreviewed)
         export_file = export_format.make(batch, include_unreviewed=include_unreviewed, **choices)
         since = out.since_last(batch, export_format.name, grades, export_file.held_ids)
@@ -193,11 +193,11 @@ def _check_replaceable(target: Path, batch: Path, export_file: ExportFile, sourc
         raise out.ExportError(f"{target} is a source of this export, so it is not replaced; {hint}")
     if target.name != export_file.name and place in {own_file.resolve() for own_file in kept_in(batch)}:
         raise out.ExportError(f"{target} belongs to the batch, so it is not replaced; {hint}")
-    # an earlier export begins in the same way: it is a zip, or its first column has the same name
+    # An earlier export is also a zip file, or its first column has the same name.
     with open_ordinary(target) as file:
         begins = file.read(_BEGINNING).removeprefix(BOM_UTF8)
     if begins and _first(begins) != _first(export_file.data.removeprefix(BOM_UTF8)):
-        raise out.ExportError(f"{target} holds something else: delete it, or {hint}")
+        raise out.ExportError(f"{target} holds something else than an export: delete it, or {hint}")
 
 
 def _first(data: bytes) -> bytes:

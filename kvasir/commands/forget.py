@@ -47,7 +47,8 @@ def forget(global_options: Globals, batch: Path, yes: bool) -> int:
         for folder in (batch, *_rounds(batch, name)):
             if grading_work(folder).is_alive or dry_run_work(folder).is_alive:
                 raise BatchError(f"another process is working on {folder}: stop it first, or wait for it")
-            job_ids |= stack.enter_context(Batch(folder)).every_job()  # while it is open, nobody else can work on it
+            # While the batch is open here, no other process can work on it.
+            job_ids |= stack.enter_context(Batch(folder)).every_job()
         if is_batch and is_cluster(settings):
             _forget_in_cluster(global_options, settings, name, job_ids)
         number = _delete(batch)
@@ -95,7 +96,7 @@ def _forget_in_cluster(global_options: Globals, settings: Settings, batch_id: st
     with connect(settings, (), global_options.observer(), "forget") as client:
         try:
             DeadLetters(client.broker).close()
-        # some logins, such as a producer's, may not do this: say so before anything is deleted
+        # Some logins, such as a producer's, may not delete. Say so before anything is deleted.
         except ConfigError as error:
             raise ConfigError(f"nothing was deleted, because only the operator may forget a batch: {error}") from None
         client.cancel(batch_id)

@@ -27,7 +27,7 @@ from monitoring.logs import TIME_FIRST, as_console_line
 from producers.batch.batch import Batch, id_or_folder
 from producers.client import Client
 
-# Its second part is a role's lines, the reason why its log can't be read, or None at its end.
+# A role's name, and one of these: lines of its log, the reason why its log can't be read, None at the log's end.
 LogMessage = tuple[str, list[str] | DeployFailed | None]
 
 _FIELDS_OF_ALL = (
@@ -37,7 +37,7 @@ _FIELDS_OF_ALL = (
     "stage",
     "run",
     "lane",
-)  # fields that are the same on every line of a job, or that its event implies
+)  # left out: equal in all lines of a job, or implied by the line's event
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
@@ -114,7 +114,7 @@ def logs(
 @click.command()
 @click.argument("job_id", metavar="ID")
 @click.option(
-    "--batch", "folder", type=path, help="Look for the job in this batch's folder [default: all in results/]."
+    "--batch", "folder", type=path, help="Look for the job in this batch's folder [default: all folders in results/]."
 )
 @ssh_config_option
 @click.pass_obj
@@ -151,7 +151,7 @@ def _whereabouts(settings: Settings, client: Client, batch: Batch | None, job_id
     """Yield sentences on where an unfinished job is, and why it waits there."""
     if batch and not batch.is_confirmed(job_id):
         yield f"It was never sent: {next_command('watch', batch.folder)} does that."
-    # This call claims the job if nobody is decoding it, so the claim is made to expire after a millisecond.
+    # This call claims the job if nobody is decoding it. That claim expires after a millisecond.
     ((body, _),) = client.cluster_state.take_up(
         "kvasir-job", [(job_id, batch.runs.get(job_id, 1) if batch else 1)], ttl_s=0.001
     )
@@ -270,7 +270,7 @@ def _listen(
 
 def _script(machine: MachineSettings, unit: Unit, lines: int, follow: bool, looks_for: str) -> str:
     if supervisor_of(machine) == "systemd":
-        # Only root sees the full log of a service. Without sudo rights, what the worker itself wrote is shown.
+        # Only root sees the full log of a service. Without sudo rights, the log shows only the worker's own lines.
         check = "j=journalctl; if sudo -n -l journalctl >/dev/null 2>&1; then j='sudo -n journalctl'; fi"
         show = f"$j --quiet --no-pager --output cat --lines {'all' if looks_for else lines} --unit {unit.name}"
         show += " --follow" if follow else ""
@@ -281,8 +281,8 @@ def _script(machine: MachineSettings, unit: Unit, lines: int, follow: bool, look
         show = f"tail -n {'+1' if looks_for else lines} {'-F ' if follow else ''}{path} 2>/dev/null"
     if not follow:
         return f"{check}; {show}{looks_for}"
-    # Without a terminal, the remote process is not told when nobody listens any more. Here, the end of its input tells
-    # it.
+    # Without a terminal, the remote process doesn't notice that this process has ended. So it stops when its input
+    # ends.
     return (
         f"{check}; exec 3<&0; {{ exec {show}; }} & said=$!; {{ read -r _ <&3; kill $said; }} & ear=$!; "
         "wait $said; code=$?; kill $ear; exit $code"

@@ -31,7 +31,8 @@ def migrate(global_options: Globals, batch: Path) -> int:
         if owned_batch.may_publish:
             say(f"{batch} is of this version's form already.")
             return 0
-        if not owned_batch.may_plan:  # if it has answers, they belong to prompts that can't be rebuilt
+        # A batch with answers can't be planned again, because the prompts of these answers can't be rebuilt.
+        if not owned_batch.may_plan:
             owned_batch.check_may_publish()
         planned_names = {entry.name for entry in owned_batch.entries}
         names = _names_now(global_options.settings(), owned_batch)

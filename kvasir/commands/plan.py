@@ -31,17 +31,17 @@ _ANSWERS = {"code": workload.CODE_ANSWER_TOKENS, "feedback": workload.FEEDBACK_A
     "--code-answer",
     type=click.IntRange(1, 1_000_000),
     metavar="TOKENS",
-    help="Set the mean length of the code model's answers.",
+    help="Set the mean number of tokens in a code model's answer.",
 )
 @click.option(
     "--feedback-answer",
     type=click.IntRange(1, 1_000_000),
     metavar="TOKENS",
-    help="Set the mean length of the feedback model's answers.",
+    help="Set the mean number of tokens in a feedback model's answer.",
 )
 @click.option("--no-steal", is_flag=True, help="Plan without stealing: decode workers serve only their own model.")
-@click.option("--seed", type=int, default=0, show_default=True, help="Set the seed for drawing lengths.")
-@click.option("--chart", type=path, metavar="FILE.svg", help="Write an SVG chart of who works when.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Set the seed for random lengths.")
+@click.option("--chart", type=path, metavar="FILE.svg", help="Write an SVG chart of each machine's working times.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 @group_options(models=Models)
 @click.pass_obj
@@ -80,7 +80,7 @@ def plan(
         names = settings.code_model().name, settings.feedback_model().name
         jobs = workload.draw_class(submissions, *names, seed, tokens["code"], tokens["feedback"])
     elif rubric is None:
-        raise UsageError("--rubric is missing: with a FOLDER, the plan counts the prompts that grading would make")
+        raise UsageError("--rubric is missing: the plan for a FOLDER counts the prompts that grading would make")
     else:
         request = class_run.request_from(settings, folder or Path(), rubric, solution, template)
         jobs = _jobs_of_request(request, tokens, seed)

@@ -21,7 +21,7 @@ _NO_CHANGE_MESSAGE = "the grades stay as they are"
 @click.command()
 @click.argument("batch", type=path)
 @click.option("--criterion", "criteria", multiple=True, metavar="ID", help="Ask about this criterion only.")
-@click.option("--rubric", type=path, help="Use another rubric [default: the batch's, as it is now].")
+@click.option("--rubric", type=path, help="Use another rubric [default: the batch's rubric file with your changes].")
 @click.option("--yes", is_flag=True, help="Run and replace the grades without asking.")
 @json_option
 @quiet_option
@@ -98,7 +98,7 @@ def _print_differences(differences: list[Difference], people: Mapping[str, str],
     if changed_rows:
         print_table(
             tuple(changed_rows[0]),
-            # one line for each row in 80 columns
+            # without these blanks, each row fits into one line of 80 columns
             [[text.replace(" → ", "→") for text in row.values()] for row in changed_rows],
             right=("before", "after", "change"),
         )

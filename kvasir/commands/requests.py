@@ -45,7 +45,7 @@ def requests(
     rewritten (requests.jsonl). The exit code is 1 while a request waits for its reply.
     """
     if (request_id is None) != (reply is None):
-        raise UsageError("--answer and --reply must be given together: the request, and what the student is told")
+        raise UsageError("give --answer (the request) together with --reply (the text for the student)")
     _, grades = out.final_grades(batch)
     by_item = {final.grade.id: final for final in grades}
     account_name = by or account()

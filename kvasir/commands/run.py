@@ -27,9 +27,13 @@ from producers.words import plural
 @click.argument("prompts", type=path)
 @click.option("--model", metavar="M", default="", help="Use this model for lines that name none.")
 @click.option(
-    "--max-tokens", type=click.IntRange(1), help="Set the length limit for lines that set none [default: the model's]."
+    "--max-tokens",
+    type=click.IntRange(1),
+    help="Limit an answer to this many tokens if its line sets no limit [default: the model's].",
 )
-@click.option("--out", type=path, help="Put the batch into this folder [default: results/PROMPTS's name].")
+@click.option(
+    "--out", type=path, help="Put the batch into this folder [default: a folder in results/ named after PROMPTS]."
+)
 @click.option("--retry-failed", is_flag=True, help="Run failed, expired and cancelled prompts again.")
 @click.option("--json", "as_json", is_flag=True, help="Print the counts as JSON.")
 @quiet_option
@@ -79,7 +83,7 @@ def run(
 def _model_resolver(settings: Settings, default: str, max_tokens: int | None) -> Callable[[str], Defaults]:
     def resolve(name: str) -> Defaults:
         if not name:
-            raise ConfigError("it names no model: add one to the line, or pass --model")
+            raise ConfigError("no model is named: add one to the line, or pass --model")
         model_settings = settings.model(resolve_model(settings, name))
         return Defaults(
             model_settings.name,

@@ -36,11 +36,11 @@ _state = click.option(
     "--host",
     default="127.0.0.1",
     show_default=True,
-    help="Listen on this address; beyond loopback an API key is needed (kvasir keys).",
+    help="Listen on this address; any address but loopback needs an API key (kvasir keys).",
 )
 @click.option("--port", type=click.IntRange(0, 65535), default=8000, show_default=True)
 @click.option(
-    "--model", "models", metavar="M", multiple=True, help="Serve this model [default: all that are configured]."
+    "--model", "models", metavar="M", multiple=True, help="Serve this model [default: all configured models]."
 )
 @click.option("--host-name", "host_names", metavar="NAME", multiple=True, help=_HOST_NAME)
 @click.option("--open-objects", is_flag=True, help=_OPEN_OBJECTS)

@@ -1,11 +1,15 @@
 """`kvasir status`: shows the cluster's workers, queues and store as they are now."""
 
 import json
+from collections import defaultdict
+from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import asdict
 from typing import Any
 
 import click
+from rich.console import Group
+from rich.table import Table
 
 from infra.broker import topology
 from infra.broker.base import Broker
@@ -14,10 +18,12 @@ from kvasir.connect import connect, is_cluster, open_stores
 from kvasir.missing import missing_workers
 from kvasir.options import Globals, json_option
 from kvasir.plan.running_cluster import remainder_of
-from kvasir.terminal import print_table, say
+from kvasir.terminal import make_table, print_table, say, stdout
 from messages.workers import WorkerInfo
 from prefill_worker.admission import high_water_mark
 from producers.client import Client
+
+_FAR_SLOWER = 4
 
 
 @click.command()
@@ -83,33 +89,36 @@ def queue_depths(broker: Broker, models: list[str]) -> dict[str, int]:
 
 
 def _print(state: dict[str, Any]) -> None:
-    rows = [
-        [
-            worker["worker_id"],
-            worker["role"],
-            worker["model"],
-            f"{worker['engine']} on {worker['device']}",
-            f"{worker['busy']}/{worker['slots']}" + (f" {worker['off']}" if worker["off"] else ""),
-            str(worker["done"]),
-            f"{worker['tokens_per_s']:,.0f}",
-            worker["notes"] or "KV cache",
-        ]
-        for worker in state["workers"]
-    ]
-    print_table(
-        ("worker", "role", "model", "engine", "busy", "done", "tokens/s", "transfers KV"),
-        rows,
-        right=("busy", "done", "tokens/s"),
-    )
+    stdout.print(worker_table(state), crop=False)
     print_table(("queue", "ready"), [[name, str(ready)] for name, ready in state["queues"].items()], right=("ready",))
     for sentence in (store_line(state["store"]), *remarks(state)):
         say(sentence)
+
+
+def worker_table(state: dict[str, Any]) -> Table | Group:
+    """Return the workers, those of a model together. A worker that does nothing has no tokens/s."""
+    rows = [
+        (
+            worker["model"],
+            worker["role"],
+            worker["worker_id"],
+            worker["engine"] + (f" on {worker['device']}" if worker["device"] != worker["engine"] else ""),
+            f"{worker['busy']}/{worker['slots']}",
+            f"{worker['done']:,}",
+            f"{worker['tokens_per_s']:,.0f}" if worker["busy"] and not worker["paused_because"] else "",
+            " ".join(filter(None, (worker["off"], worker["notes"]))),
+        )
+        for worker in sorted(state["workers"], key=lambda worker: (worker["model"], worker["role"] != "prefill"))
+    ]
+    headings = ("model", "stage", "worker", "engine", "busy", "done", "tokens/s", "remark")
+    return make_table(headings, rows, right=("busy", "done", "tokens/s"))
 
 
 def remarks(state: dict[str, Any]) -> list[str]:
     """Return sentences about problems of the cluster."""
     return [
         *state["missing"],
+        *_slow_workers(state["workers"]),
         *(
             f"{worker['worker_id']} paused itself: {why}."
             for worker in state["workers"]
@@ -123,11 +132,27 @@ def remarks(state: dict[str, Any]) -> list[str]:
     ]
 
 
+def _slow_workers(workers: list[dict[str, Any]]) -> Iterator[str]:
+    """Yield a sentence for each busy worker that is far slower than another one with the same engine and device."""
+    alike = defaultdict(list)
+    for worker in workers:
+        if worker["busy"] and worker["tokens_per_s"]:
+            alike[tuple(worker[name] for name in ("model", "role", "engine", "device"))].append(worker)
+    for group in alike.values():
+        fastest = max(group, key=lambda worker: worker["tokens_per_s"])
+        for worker in group:
+            if worker["tokens_per_s"] * _FAR_SLOWER < fastest["tokens_per_s"]:
+                yield (
+                    f"{worker['worker_id']} makes {worker['tokens_per_s']:,.0f} tokens/s and {fastest['worker_id']} "
+                    f"{fastest['tokens_per_s']:,.0f}: look at its machine (another program, heat, swapping)."
+                )
+
+
 def store_line(store: dict[str, Any]) -> str:
     """Describe what the store holds in one sentence."""
     used_gb, reserved_gb, mark_gb, limit_gb = (
         store[f"{name}_bytes"] / 1e9 for name in ("used", "reserved", "mark", "max")
     )
-    line = f"Store: {used_gb:.2f} GB{f' of {limit_gb:.1f} GB' if limit_gb else ''} in use"
+    line = f"Store: {used_gb:.2f} GB{f' of {limit_gb:.3g} GB' if limit_gb else ''} in use"
     line += f", {reserved_gb:.2f} GB reserved by prefills under way"
-    return f"{line}; prefill fills it up to {mark_gb:.1f} GB" if limit_gb else line
+    return f"{line}; prefill fills it up to {mark_gb:.3g} GB" if limit_gb else line

@@ -17,7 +17,7 @@ from rich.text import Text
 
 from infra.broker import topology
 from infra.config.settings import Settings
-from kvasir.commands.status import cluster_state, remarks, store_line
+from kvasir.commands.status import cluster_state, remarks, store_line, worker_table
 from kvasir.commands.top_batches import BatchState, find_batches
 from kvasir.connect import connect, is_cluster
 from kvasir.options import Globals, Number
@@ -29,7 +29,7 @@ from producers.batch.batch import Batch
 from producers.client import Client
 
 State = dict[str, Any]
-EXPECT_EVERY_S = 30.0  # time between two predictions of a batch's end, each of which takes a second
+EXPECT_EVERY_S = 30.0  # pause between two predictions of a batch's end; a prediction takes a second
 _PLACES = ("now", "bulk", "suspects")
 _NO_CLUSTER = "No broker is configured: each grading runs in its own kvasir process."
 _HEADINGS = ("model", *(f"{stage} {place}" for stage in ("prefill", "decode") for place in _PLACES))
@@ -125,7 +125,7 @@ def frame(state: State | None, batches: Sequence[BatchState], now: float) -> Ren
 
 
 def _cluster(state: State) -> list[RenderableType]:
-    parts: list[RenderableType] = [_queues(state), Text(), _workers(state), Text(), _store(state)]
+    parts: list[RenderableType] = [_queues(state), Text(), worker_table(state), Text(), _store(state)]
     parts += [Text(sentence, style="bold red") for sentence in remarks(state)]
     other_queues = {name: ready for name, ready in state["queues"].items() if ready and not _is_work(name)}
     if other_queues:
@@ -148,25 +148,6 @@ def _queues(state: State) -> RenderableType:
             ready[model][f"{stage} {place}"] += count
     rows = [(model, *(_count(counts.get(place, 0)) for place in _HEADINGS[1:])) for model, counts in ready.items()]
     return make_table(_HEADINGS, rows, right=_HEADINGS[1:])
-
-
-def _workers(state: State) -> RenderableType:
-    workers = sorted(state["workers"], key=lambda worker: (worker["model"], worker["role"] != "prefill"))
-    rows = [
-        (
-            worker["model"],
-            worker["role"],
-            worker["worker_id"],
-            f"{worker['engine']} on {worker['device']}",
-            f"{worker['busy']}/{worker['slots']}",
-            f"{worker['done']:,}",
-            f"{worker['tokens_per_s']:,.0f}",
-            " ".join(filter(None, (worker["off"], worker["notes"]))),
-        )
-        for worker in workers
-    ]
-    headings = ("model", "stage", "worker", "engine", "busy", "done", "tokens/s", "remark")
-    return make_table(headings, rows, right=("busy", "done", "tokens/s"))
 
 
 def _store(state: State) -> Text:

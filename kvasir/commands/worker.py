@@ -24,16 +24,16 @@ def _hours(_context: click.Context, parameter: click.Parameter, value: str) -> H
 
 _worker_options = combine_options(
     click.option("--model", required=True, metavar="M", help="Serve the queue of this model."),
-    click.option("--engine", default="", metavar="E", help="Use this engine [default: the model's]."),
+    click.option("--engine", default="", metavar="E", help="Use this engine [default: the one set for the model]."),
     click.option("--weights", default="", metavar="W", help="Load these weights: a file, folder or URL."),
-    click.option("--context", type=click.IntRange(0), default=0, help="Limit a sequence to this many tokens."),
+    click.option("--context", type=click.IntRange(0), default=0, help="Limit prompt plus answer to this many tokens."),
     click.option(
         "--grace",
         "grace_s",
         type=Number(0),
         default=60.0,
         show_default=True,
-        help="Allow this many seconds to finish on SIGTERM.",
+        help="After SIGTERM, let running jobs finish for up to this many seconds.",
     ),
     click.option(
         "--hours",
@@ -54,7 +54,7 @@ def _decode_options(kv_cache_help: str) -> Callable[[F], F]:
             "--slots",
             type=click.IntRange(0, 1024),
             default=0,
-            help="Decode this many jobs at once [default: the model's].",
+            help="Decode this many jobs at once [default: the number set for the model].",
         ),
         click.option("--kv-cache-gb", type=Number(0), default=2.0, show_default=True, help=kv_cache_help),
         click.option(
@@ -63,9 +63,7 @@ def _decode_options(kv_cache_help: str) -> Callable[[F], F]:
             metavar="MODEL[,MODEL…]",
             envvar="KVASIR_STEAL",
             callback=lambda _context, _parameter, value: names_in(value),
-            help=(
-                "Help these models when it has no job of its own and that saves time; 'all' means every configured one."
-            ),
+            help=("When idle, take jobs of these models if that saves time; 'all' means all configured models."),
         ),
         click.option(
             "--memory",
@@ -74,9 +72,7 @@ def _decode_options(kv_cache_help: str) -> Callable[[F], F]:
             default=0.0,
             metavar="GB",
             envvar="KVASIR_MEMORY_GB",
-            help=(
-                "Limit the memory for the weights of all models held at once [default: 80% of this machine's memory]."
-            ),
+            help=("Limit the memory for the weights of all loaded models [default: 80% of this machine's memory]."),
         ),
         group_options(decode=DecodeOptions),
     )
@@ -99,7 +95,7 @@ def _roles(_context: click.Context, _parameter: click.Parameter, value: str) -> 
     show_default=True,
     metavar="ROLE[,ROLE]",
     callback=_roles,
-    help="Do this work for the model. Both roles share one copy of its weights.",
+    help="Take these roles for the model. Both roles share one copy of its weights.",
 )
 @_decode_options("Keep up to this many GB of KV caches in memory: shared ones, and those that it prefilled.")
 @click.pass_obj

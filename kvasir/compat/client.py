@@ -161,4 +161,4 @@ def _check_servers(source: str, config: Any) -> None:
     if not all(
         isinstance(servers, list) and all(isinstance(server, Mapping) for server in servers) for servers in lists
     ):
-        raise ConfigError(f"{source} must have the lists {' and '.join(_SERVER_LISTS)}, as config_current.json has")
+        raise ConfigError(f"{source} must have the lists {' and '.join(_SERVER_LISTS)}, as in config_current.json")

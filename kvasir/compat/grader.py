@@ -27,7 +27,7 @@ from kvasir.connect import connect
 from messages.errors import ConfigError, KvasirError
 from messages.jobs import JobResult
 
-STRENGTH = 0.75  # a criterion counts as a strength from this share of its points
+STRENGTH = 0.75  # with at least this share of its points, a criterion is a strength
 MAX_ENTRIES = 10  # limit for the entries of a list, as in the earlier grader
 _COMPONENTS = {
     "business": ("business", "recommend", "decision", "application"),

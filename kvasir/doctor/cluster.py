@@ -37,6 +37,7 @@ from kvasir.doctor.services import (
 )
 from kvasir.doctor.steps import try_service
 from kvasir.engine_options import engine_options
+from kvasir.missing import missing_workers
 from kvstore.connect import Stores
 from kvstore.redis.client import is_cluster as is_redis_cluster
 from messages.codec import VERSION
@@ -51,8 +52,9 @@ if TYPE_CHECKING:
 
 _OTHER_USERS = stat.S_IRWXG | stat.S_IRWXO
 _FIRST_STEP = "see that it runs, and that its URL, user and password are right (kvasir config)"
-_WITHIN_S = 7.0  # Time limit for all checks over the network.
-# Causes with which a service still works well enough for further checks.
+# Time limit for all checks over the network.
+_WITHIN_S = 7.0
+# With one of these causes, a service still works well enough for further checks.
 _USABLE = ("", "latency", "rights", "undeclared")
 
 Look = Callable[[], Iterable[Finding]]
@@ -233,6 +235,8 @@ def _check_stores(settings: Settings, stores: Stores, tries: Mapping[str, Findin
     yield check_clock(clock_difference_s(stores.cluster_state.now))
     if registrations:
         yield check_other_clocks()
+        for sentence in missing_workers(settings, stores.cluster_state):
+            yield warn("workers", sentence, "look at its process and its log on that machine")
     if any(
         registration.host == socket.gethostname() and _has_slot_files(registration.engine)
         for registration in registrations

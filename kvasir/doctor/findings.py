@@ -14,15 +14,15 @@ class Finding:
     subject: str  # configuration, broker, store, links, versions, or a model's name
     what: str
     todo: str = ""
-    # For a pair of workers, for each layer: the difference of keys and of values, and that due to rounding, as shares
-    # of their norms.
+    # For a pair of workers, one entry for each layer: the difference of the keys, that of the values, and the part
+    # that rounding explains. Each is a share of the norm.
     layers: tuple[dict[str, float], ...] = ()
-    cause: str = ""  # A fixed word for programs, such as dns, mtu, login, store_full.
-    # For a service that was tried step by step: the time of each completed step in seconds, and the step at which it
-    # stopped.
+    # A fixed word for programs, such as dns, mtu, login, store_full.
+    cause: str = ""
+    # For a service that was tried step by step: seconds for each completed step, and the step that failed.
     steps: dict[str, float] = field(default_factory=dict)
     stopped_at: str = ""
-    server: str = ""  # the server's own name, if it was reached
+    server: str = ""  # the server's name for itself; "" if it was not reached
 
 
 def ok(subject: str, message: str) -> Finding:

@@ -19,7 +19,7 @@ _GPU_PLATFORMS = {"linux-cuda": "cuda", "macos": "metal"}
 _MEND_SKETCH = "give both workers conversions of one model and one configuration, or run one engine at both ends"
 # An example class, used to express the cost of a refused KV transfer.
 _CLASS, _CLASS_PROMPT_TOKENS = 100, 4000
-_OBSERVED_PREFIX = "observed-"  # the tokenizer's identity was derived from how it splits a sample text
+_OBSERVED_PREFIX = "observed-"  # marks an identity that was computed from a tokenizer's tokens for a sample text
 
 
 Fetch = Callable[[str], bytes | None]
@@ -149,7 +149,7 @@ def _check_pair(model: ModelSettings, prefill: WorkerInfo, decode: WorkerInfo, f
         because = ", because same_weights says that it may" if prefill.engine != decode.engine else ""
         return ok(model.name, f"{pair}: hands its KV cache over{because} (family {prefill.fingerprint:.12})")
     if {prefill.engine, decode.engine} <= set(model.same_weights) and prefill.engine != decode.engine:
-        # The two have different RoPE settings, or one of them was started without them.
+        # The two workers have different RoPE settings, or one worker was started without such settings.
         if rope := different_rope((prefill.engine, prefill.layout), (decode.engine, decode.layout)):
             return error(model.name, f"{pair}: {rope}; every prompt is computed twice", MEND_ROPE)
         return error(

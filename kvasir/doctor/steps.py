@@ -21,18 +21,22 @@ from kvasir.doctor.findings import Finding, Level
 from kvstore.redis.client import errors_mapped, is_cluster, node_urls, open_client, place
 from messages.errors import BrokerUnavailable, ConfigError, KvasirError
 
-STEPS = ("resolve", "connect", "TLS", "log in", "8 KB", "1 MB", "confirm")  # the steps that are printed
-WITHIN_S = 5.8  # longer than the 5 s after which a dead name server is skipped for the next one
-# Message sizes in bytes: up to what tunnels carry, up to an Ethernet frame, and beyond.
+# the steps that are printed
+STEPS = ("resolve", "connect", "TLS", "log in", "8 KB", "1 MB", "confirm")
+# Longer than 5 s: after that time a resolver leaves a dead name server and asks the next one.
+WITHIN_S = 5.8
+# Message sizes in bytes: those that fit a tunnel's packet, those that fit an Ethernet frame, and larger ones.
 SIZES = {"500 B": 500, "1,000 B": 1_000, "1,300 B": 1_300, "1,400 B": 1_400, "8 KB": 8_192, "1 MB": 1_000_000}
-_CONNECT_S = 3.5  # Within 3 s two lost SYNs are sent again, and the kernel gives up looking for the machine's address.
-# A live machine accepts or refuses a connection at one of these, unless a firewall drops everything.
+# Within 3 s, TCP sends a lost SYN again twice, and the kernel gives up its search for the machine's address.
+_CONNECT_S = 3.5
+# A live machine accepts or refuses a connection at one of these ports, unless a firewall drops everything.
 _OTHER_PORTS = (22, 80, 1)
 _OTHER_PORT_S = 0.6
-# after this silence a broker that accepted the login counts as stuck; the rest of the time is for deleting the queue
+# A broker that accepted the login and is then silent for this long counts as stuck. The time left is for deleting the
+# queue.
 _SILENT_S = 3.0
 _SLOW_NAME_S = 1.0
-_FAR_S = 0.15  # seconds of a round trip; inside a building it is a hundredth of this
+_FAR_S = 0.15  # a round trip as long as this means a distant network; inside a building it takes a hundredth
 _VALUE_BYTES, _KEY_TTL_S = 4_096, 60
 
 # cause: (level, what was found, what to do)
@@ -135,7 +139,8 @@ _SILENCE = {
     "1 MB": "slow_link",
     "confirm": "no_confirm",
 }
-# The cause of an error: the first entry whose word is in the class or text of the error, or of its own cause.
+# Word -> cause. The first word that is found counts. It is looked for in the class and text of the error and of its
+# `__cause__`.
 _ERRORS = {
     f"[Errno {socket.EAI_AGAIN}]": "dns",
     "gaierror": "unknown_name",
@@ -164,7 +169,7 @@ class ServiceCheck:
     stopped_at: str = ""  # the step that was begun and not completed; "" at the end
     failure: Exception | None = None  # None if there was no answer
     broker: Any = None  # the connection, while it is open
-    alarm: str = ""  # why the broker accepts no messages, in its own words
+    alarm: str = ""  # why the broker accepts no messages, in the broker's words
     is_there: bool = False  # whether the machine answers at another port
     server: str = ""  # the server's own name
 
@@ -198,7 +203,7 @@ class ServiceCheck:
             self.is_there = any(_answers(family, str(address[0]), other_port) for other_port in _OTHER_PORTS)
             raise
         if urlsplit(self.url).scheme in ("amqps", "rediss"):
-            with self.step("TLS"):  # only to measure the time: the login checks the certificate
+            with self.step("TLS"):  # this step only measures time; the login checks the certificate
                 ssl.get_server_certificate((host, port), timeout=2 * WITHIN_S)
 
     def _try_broker(self, ca_file: str) -> None:
@@ -213,7 +218,8 @@ class ServiceCheck:
             name = f"doctor-{secrets.token_hex(8)}"
             queue = topology.reply_queue(name)
             try:
-                for step in ("8 KB", "1 MB"):  # each costs round trips, and time is short: the store's are tried finely
+                # Each size costs round trips, and time is short. Only the store is tried with all sizes.
+                for step in ("8 KB", "1 MB"):
                     with self.step(step):
                         broker.open_reply_queue(name)
                         broker.publish(topology.reply(queue), Message(os.urandom(SIZES[step])), _SILENT_S)
@@ -221,7 +227,7 @@ class ServiceCheck:
                 with self.step("confirm"):
                     broker.publish(topology.reply(queue), Message(b"doctor"), _SILENT_S)
             finally:
-                # If this fails, the queue could not be created either, or nothing can be done about it.
+                # If this fails, there was no queue to delete, or nothing can be done about it.
                 with suppress(BrokerUnavailable, ConfigError):
                     broker.delete_queue(queue)
 
@@ -256,7 +262,7 @@ def try_service(service: Literal["broker", "store"], url: str, ca_file: str = ""
     thread.start()
     thread.join(WITHIN_S)
     alarm = check.broker.alarm if check.broker else ""
-    return diagnose(replace(check, seconds=dict(check.seconds), alarm=alarm))  # a copy of its state at this moment
+    return diagnose(replace(check, seconds=dict(check.seconds), alarm=alarm))  # a copy: the thread still runs
 
 
 def diagnose(check: ServiceCheck) -> Finding:

@@ -25,7 +25,7 @@ from producers.words import plural
 PROMPT_TOKENS = 2000
 ANSWER_TOKENS = 64
 JOBS_PER_PAIR = 4
-_LATE_S = 5.0  # a job's result says that it expired at most this long after its deadline
+_LATE_S = 5.0  # an expired job's result comes at most this long after the deadline
 
 _SUBJECTS = ("river", "ferry", "bridge", "market", "garden", "school", "library", "harbour")
 _PLACES = ("in the north", "by the sea", "near the old town", "on the hill", "under the trees", "at the border")
@@ -43,14 +43,14 @@ class Trial:
     decode: str
     decode_device: str
     kv_transfer: KVTransfer
-    found: str  # why there was no KV transfer, or what is wrong; "" if all is well
+    found: str  # why no KV was transferred, or what is wrong; "" if all is well
     prompt_tokens: int
     transferred_tokens: int
     evaluated_tokens: int  # prompt tokens that the decoder computed, by its own counter
     prefill_tokens_per_s: float
     decode_tokens_per_s: float
     kv_bytes: int
-    put_bytes_per_s: float  # a lower bound, because saving, splitting, and the wait for a decoder are included
+    put_bytes_per_s: float  # a lower bound: its time includes saving, splitting and the wait for a decoder
     get_bytes_per_s: float
     total_s: float  # from submission to the finished answer
     todo: str = ""
@@ -194,7 +194,7 @@ def _try_pairs(
     trials: list[Trial] = []
     job_ids: list[str] = []
     late: list[Finding] = []
-    # A job that failed before it reached a decode worker would fail again, so no more are sent.
+    # If a job failed before it reached a decode worker, others would fail too. Then no more jobs are sent.
     while unmet_pairs and jobs_left and not late and not any(t.level == "error" and not t.decode for t in trials):
         size = min(jobs_left, max(len(prefills), len(decodes)))
         batch = f"doctor-{secrets.token_hex(8)}"

@@ -11,8 +11,8 @@ from kvasir.worker.stealables import SHARE_FOR_WEIGHTS
 from messages.errors import ConfigError
 from messages.workers import RateCurve
 
-# Time of a job in addition to the engine's work, for a prefill worker and for a slot: a few milliseconds for the
-# engine's start and end, and for the way between the stages (benchmarks.overhead).
+# Seconds that each job takes besides the engine's work, at prefill and in a decode slot. The engine's start and end and
+# the way between the stages take a few milliseconds (benchmarks.overhead).
 PREFILL_OVERHEAD_S = 0.01
 DECODE_OVERHEAD_S = 0.01
 

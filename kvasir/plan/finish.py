@@ -17,13 +17,16 @@ from kvasir.plan.fleet import Fleet, PlannedJob
 from kvasir.plan.simulate import Backlog, Stealing, simulate, with_rates
 
 DRAWS = 6
-RATE_SPREAD = 0.03  # standard deviation of the logarithm of a machine's true rate around the measured rate
-YOUNG = 1.3  # running answers are more often young than old, because they stand still while their machine prefills
-CLASS_SPREAD = 0.1  # spread of a class's mean answer around that of earlier classes
+# Standard deviation of log(true rate / measured rate) of a machine.
+RATE_SPREAD = 0.03
+# Above 1: more of the running answers have just begun than are nearly done, because answers stand still while their
+# machine prefills.
+YOUNG = 1.3
+CLASS_SPREAD = 0.1  # spread of a class's mean answer length around the mean of earlier classes
 UNKNOWN_SPREAD = 0.07  # spread of the time due to unknowns, fitted on nights 7000 to 7243 of `benchmarks.finish`
 ENOUGH_ANSWERS = 8  # with fewer answers than this, lengths are drawn around a mean
 MOST_PROMPTS = 400  # no more prompts than this are simulated, because thousands would take thousands of seconds
-SHARE = 0.9  # share of the intervals that should contain the true time
+SHARE = 0.9  # this share of the predicted intervals should contain the true time
 
 
 @dataclass(frozen=True, slots=True)

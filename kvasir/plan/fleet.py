@@ -16,10 +16,10 @@ class PlannedJob:
 
     name: str
     model: str
-    shared_tokens: int  # the prompt's part that the class shares; it is computed once for each model
+    shared_tokens: int  # tokens that all prompts of the class share; a model computes them once
     own_tokens: int
     answer_tokens: int
-    prefix: str = ""  # names the shared part, if a model has several
+    prefix: str = ""  # name of the shared part, if a model has several shared parts
 
     @property
     def prompt_tokens(self) -> int:
@@ -73,7 +73,7 @@ class Decoder:
     model: str
     slots: int
     tokens_per_s: Mapping[str, Rate]
-    load_s: Mapping[str, float] = field(default_factory=dict)  # time to load a stolen model; 0 if missing
+    load_s: Mapping[str, float] = field(default_factory=dict)  # model -> seconds to load it for stealing; 0 if missing
     joins_s: float = 0.0
     dies_s: float = math.inf
 
@@ -109,11 +109,13 @@ class Fleet:
 
     prefillers: tuple[Prefiller, ...]
     decoders: tuple[Decoder, ...]
-    # time per prompt token from store to decoder, by model
+    # model -> seconds to move one prompt token's KV from store to decoder
     kv_transfer_s: Mapping[str, float] = field(default_factory=dict)
-    prefill_overhead_s: float = 0.0  # time per job on the prefill worker
-    decode_overhead_s: float = 0.0  # Time per job in its slot.
-    # Time per prompt for a hybrid model's recurrent state.
+    # time per job on the prefill worker, besides the engine's work
+    prefill_overhead_s: float = 0.0
+    # time per job in its decode slot, besides the engine's work
+    decode_overhead_s: float = 0.0
+    # model -> seconds to fetch a prompt's recurrent state, for hybrid models
     kv_state_s: Mapping[str, float] = field(default_factory=dict)
 
     def kv_s(self, model: str, tokens: float, prompts: int = 1) -> float:

@@ -21,8 +21,9 @@ from messages.workers import BOTH_ROLES, WorkerInfo
 from producers.batch.batch import Batch
 from producers.client import Client
 
-FIRST_PROMPT_TOKENS = 4000  # assumed tokens of a prompt, without the class's shared part, until one was measured
-LIKELY = 0.9  # below this chance of making the deadline, it is said what would help
+# Assumed length of a prompt without the part that the class shares, until a prompt has been measured.
+FIRST_PROMPT_TOKENS = 4000
+LIKELY = 0.9  # if the deadline is less likely to be met, the command says what would help
 LAST_RESULTS = 200  # number of a batch's latest results that tell how long its answers are
 
 
@@ -72,9 +73,9 @@ def remainder_of(settings: Settings, client: Client, batch: Batch | None = None)
         batch_jobs = [
             replace(job, name=f"{model} {number}") for number in range(total if counts is None else counts[model])
         ]
-        # Batches that take turns each have a queue. In a single queue, which is first in, first out, other jobs are
-        # ahead of the batch's until it has answers, and behind them from then on. Of those behind, only as many count
-        # as can make a difference.
+        # Batches that take turns have one queue each. Batches that share a queue are served in their order: until
+        # the batch has answers, other jobs are assumed to be ahead of its jobs; from then on, behind them. Jobs far
+        # behind are left out, because they can't delay the batch.
         foreign_count = min(total, 10 * len(batch_jobs) if lengths else total) - len(batch_jobs)
         others = max(0, _turns_taken(client.broker, model) - 1)
         foreign_jobs = [

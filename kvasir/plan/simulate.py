@@ -34,9 +34,9 @@ from messages.workers import RateCurve
 T = TypeVar("T")
 
 RUNS = 15  # an odd number, so that there is a median
-LONG_CLASS_RUNS = 5  # used for more than LONG_CLASS jobs: chance matters less, and each run takes longer
+LONG_CLASS_RUNS = 5  # above LONG_CLASS jobs, fewer runs: chance matters less, and a run takes longer
 LONG_CLASS = 600
-HAIR = 0.01  # no machine's rate is steadier than this
+HAIR = 0.01  # a run changes each machine's rate by up to this share; real rates are no steadier
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +44,9 @@ class Backlog:
     """The jobs in the order in which they are taken, and how far each of them is when the simulation begins."""
 
     waiting_jobs: list[PlannedJob]
-    ready_jobs: list[PlannedJob]  # Prefilled.
-    # With the decoder's index in the fleet; the answer is the part that is left.
+    # Prefilled, and waiting for a decode slot.
+    ready_jobs: list[PlannedJob]
+    # (index of the decoder in the fleet, job). The job's answer tokens are those still to be written.
     running_jobs: list[tuple[int, PlannedJob]]
 
 
@@ -80,7 +81,7 @@ class DecoderState:
 
     def __init__(self, worker: Decoder) -> None:
         self.worker = worker
-        # kept because they are needed very often
+        # computed once, because they are needed very often
         self.full_rates = {model: worker.full_rate(model) for model in worker.tokens_per_s}
         self.is_curved = worker.is_curved
         self.running_jobs: list[RunningJob] = []
@@ -119,7 +120,7 @@ class MachineState:
     def __init__(self, decoders: Sequence[DecoderState]) -> None:
         self.decoders = decoders
         self.is_prefilling = False
-        self.forecast_s = math.inf  # when its next sequence ends or begins, as last computed
+        self.forecast_s = math.inf  # last computed time at which its next sequence ends or begins
         self._seen_s = 0.0
 
     def advance(self, now: float) -> None:
@@ -289,7 +290,7 @@ class SimulationState:
             for name in fleet.machines()
         }
         self._prefillers = {(prefiller.machine, prefiller.model): prefiller for prefiller in fleet.prefillers}
-        # how many tokens can be prefilled in the time of decoding one
+        # tokens prefilled in the time of one decoded token
         self._advantages: dict[tuple[str, str], float] = {}
         for (name, model), prefiller in self._prefillers.items():
             decoders = self.machines[name].decoders
@@ -329,7 +330,7 @@ class SimulationState:
         """Run until the last answer."""
         self._begin(backlog)
         for decoder in self.decoders:
-            self._schedule(decoder.worker.joins_s, lambda: None)  # an event at which slots are filled
+            self._schedule(decoder.worker.joins_s, lambda: None)  # does nothing itself: slots are filled at each event
             if decoder.worker.dies_s < math.inf:
                 self._schedule(decoder.worker.dies_s, self._die, decoder)
         while self._events:

@@ -23,7 +23,7 @@ from messages.errors import BrokerUnavailable
 from messages.workers import BOTH_ROLES, WorkerInfo, prefill_id
 from prefill_worker.worker import PrefillWorker
 
-LOOK_S = 0.2  # each look costs four passive declares and one read of the registrations
+LOOK_S = 0.2  # each check costs four passive declares and one read of the registrations
 
 
 class TwoRoleWorker:
@@ -50,8 +50,10 @@ class TwoRoleWorker:
         self.prefill.loop.pair_with(self.decode.loop)
         self.prefill.loop.wants_bulk = lambda: (work := self._work_now()) is None or work.lacks_ready_jobs
         self.decode.loop.wants_bulk = lambda: (work := self._work_now()) is None or not work.holds_ready_jobs
-        self._work: ModelWork | None = None  # None: unknown, so both roles take any job
-        self._prefilled_then = self._prefilling_then = self._answers_then = 0  # this worker's counts at the last look
+        # None: unknown, so both roles take any job.
+        self._work: ModelWork | None = None
+        # This worker's counters at the last check.
+        self._prefilled_then = self._prefilling_then = self._answers_then = 0
         self._stopping = threading.Event()
 
     def run(self, hours: Hours = ALL_HOURS) -> None:

@@ -35,7 +35,7 @@ class WorkerPage:
 
     def __init__(self, stage: WorkerStage, model: str, models: Iterable[str]) -> None:
         self.metrics = Metrics()
-        self.url = ""  # "" if it is not served
+        self.url = ""  # "" if the page is not served
         self._stage = stage
         self._model = model
         self._stealable_models = tuple(models)  # models whose jobs the worker may steal

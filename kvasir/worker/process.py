@@ -56,7 +56,7 @@ class DecodeOptions:
 
     slots: int = 0
     kv_cache_gb: float = 2.0  # memory for shared blocks
-    steal: tuple[str, ...] = ()  # models whose jobs it may take besides its own, or "all"
+    steal: tuple[str, ...] = ()  # models whose jobs the worker may steal, or "all"
     memory_gb: float = 0.0  # limit for the weights of all models in memory; 0: most of the machine's memory
 
 
@@ -68,7 +68,7 @@ class WorkerOptions:
     model: str
     choice: EngineChoice
     page: PageOptions
-    hours: Hours  # hours in which it takes jobs
+    hours: Hours  # the worker takes jobs in these hours
     grace_s: float
     decode: DecodeOptions = DecodeOptions()
 
@@ -132,10 +132,10 @@ def _load(settings: Settings, options: WorkerOptions, model: ModelSettings) -> t
     choice = options.choice
     name, weights = choice.engine, choice.weights
     if not (name and weights):
-        # raises an error that names the configured models, if this one isn't
+        # if the name is wrong, the error names the configured models
         name, default = settings.model(model.name).weights_for(choice.engine)
         weights = weights or default
-    # a stage that this worker does not have gets one slot
+    # 1 for a role that this worker does not have
     prefill_slots = model.prefill_slots if "prefill" in options.roles else 1
     slots = (options.decode.slots or model.slots) if "decode" in options.roles else 1
     context = choice.context or model.context
@@ -205,13 +205,13 @@ def check_family(cluster_state: ClusterState, model: str, info: EngineInfo) -> N
             layouts = (registration.engine, registration.layout), (info.engine, kv_text(info))
             conflict = f"{registration.role} worker {registration.worker_id} serves {model} already"
             if window := ignored_window(*layouts):
-                raise ConfigError(f"{conflict}: {window}; run one engine at both ends")
+                raise ConfigError(f"{conflict}: {window}; use the same engine for prefill and decode")
             if rope := different_rope(*layouts):
                 raise ConfigError(f"{conflict}: {rope}; {MEND_ROPE}")
             raise ConfigError(
-                f"{registration.role} worker {registration.worker_id} serves {model} with other weights (its KV cache "
-                f"is of {registration.fingerprint:.12}, this one's of {own_fingerprint:.12}): give both the same file, "
-                "or serve yours under another model name"
+                f"{registration.role} worker {registration.worker_id} serves {model} with other weights (fingerprint "
+                f"{registration.fingerprint:.12}; here {own_fingerprint:.12}): give both the same file, "
+                "or serve this one under another model name"
             )
 
 

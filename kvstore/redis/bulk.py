@@ -26,19 +26,21 @@ from kvstore.redis.links import GLANCE_S, Links, greet
 
 LINE_BYTES = 4096
 MAX_VALUE_BYTES = 512 << 20  # Redis's own limit
+
 # How many bytes may be under way on a connection: enough for 400 MB/s at a round trip of 20 ms, and few enough to
-# notice a full store soon. A fixed number of values would leave the connection idle when the blocks are small.
+# notice a full store soon. With a fixed number of values instead, small blocks would leave the connection idle.
 IN_FLIGHT_BYTES = 8 << 20
 MAX_AHEAD = 512
 SETS_AHEAD = 4  # at least this many SETs are under way
-# Values are received into chunks of this size: a multiple of any huge page size, and small enough that a kept block
-# keeps little else in memory. Fresh memory costs as much time as the transfer itself. So some chunks are kept for the
-# next `get`, and `prepare` creates them before the first one.
+
+# Values are received into chunks of this size. It is a multiple of any huge page size. It is also so small that a kept
+# block keeps little else in memory. Fresh memory costs as much time as the transfer itself. So some chunks are kept for
+# the next `get`, and `prepare` creates them before the first one.
 CHUNK_BYTES = 16 << 20
 IDLE_CHUNKS = 16
 ALIGNMENT = 64
 RENEWALS_AHEAD = 256
-GETS_AHEAD = 2  # at least this many GETs: server and network keep working while a value is checked
+GETS_AHEAD = 2  # at least this many GETs are under way, so that server and network work while a value is checked
 
 Item = tuple[str, bytes, memoryview]  # key, and the two parts of its value
 Node = tuple[str, int]  # host and port of a server in a cluster
@@ -87,7 +89,7 @@ def bulk_target(url: str) -> BulkTarget | None:
 class Bulk:
     """A `redis_store.Transport` over plain sockets. It keeps idle connections, which any thread may use."""
 
-    _client: Any = None  # in a cluster: a client that follows a key to its new node
+    _client: Any = None  # only for a cluster: the client that follows a key to its new node
 
     def __init__(self, links: Links, timeout_s: float) -> None:
         self._pool = ConnectionPool(links, timeout_s)
@@ -282,7 +284,7 @@ class BulkConnection:
     def read_flags(self, count: int) -> list[bool]:
         """Read `count` replies that are :0 or :1, in one system call."""
         replies = bytearray(count * len(_YES))
-        self._fill(memoryview(replies))  # an error is longer, so at least this many bytes come
+        self._fill(memoryview(replies))  # an error reply is longer than a flag, so at least this many bytes arrive
         flags = [bytes(replies[at : at + len(_YES)]) for at in range(0, len(replies), len(_YES))]
         if not {*flags} <= {_YES, _NO}:
             _, error, rest = bytes(replies).partition(b"-")
@@ -313,7 +315,7 @@ class BulkConnection:
         while not line.endswith(b"\r\n"):
             peeked_bytes = self._socket.recv(LINE_BYTES, socket.MSG_PEEK)
             if not peeked_bytes or len(line) > LINE_BYTES:
-                raise exceptions.ConnectionError("the connection was closed by the store")
+                raise exceptions.ConnectionError("the store closed the connection")
             line += self._socket.recv(peeked_bytes.find(b"\n") + 1 or len(peeked_bytes))
         if line[:1] == b"-":
             code = line[1:].split(b" ", 1)[0].decode("ascii", "replace")
@@ -325,7 +327,7 @@ class BulkConnection:
         while filled_bytes < len(value):
             received_bytes = self._socket.recv_into(value[filled_bytes:], 0, socket.MSG_WAITALL)
             if not received_bytes:
-                raise exceptions.ConnectionError("the connection was closed by the store in the middle of a value")
+                raise exceptions.ConnectionError("the store closed the connection in the middle of a value")
             filled_bytes += received_bytes
 
     def close(self) -> None:
@@ -419,7 +421,7 @@ class Arena:
             chunk = self._idle.pop()
         except IndexError:
             chunk = _fresh_chunk()
-        array = np.frombuffer(chunk, np.uint8)  # every view of it, and every array over a view, keeps it alive
+        array = np.frombuffer(chunk, np.uint8)  # views of the array, and arrays over those views, keep it alive
         weakref.finalize(array, self._idle.append, chunk).atexit = False
         return array.data
 
@@ -464,9 +466,10 @@ def _connect(target: BulkTarget, timeout_s: float, glance: bool) -> socket.socke
         link = greet(link) if glance else link
         link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         link.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    # SO_RCVBUF is not set, because it would end the kernel's own tuning, which goes beyond the most that may be set
-    # (net.core.rmem_max is 208 KiB on a stock Linux kernel, a tenth of the rate at a round trip of 20 ms). The kernel's
-    # time-outs are used instead of Python's, which make the socket non-blocking, so that MSG_WAITALL has no effect.
+    # SO_RCVBUF is not set, because it would end the kernel's own tuning. The kernel's buffers grow beyond what a
+    # program may set. On a stock Linux kernel that is 208 KiB (net.core.rmem_max), which allows a tenth of the rate at
+    # a round trip of 20 ms. Python's time-outs would make the socket non-blocking, and MSG_WAITALL would have no
+    # effect. So the kernel's time-outs are used.
     link.settimeout(None)
     limit = struct.pack("ll", int(timeout_s), int(timeout_s % 1 * 1e6))
     link.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)

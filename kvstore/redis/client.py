@@ -23,7 +23,7 @@ Client = redis.Redis | redis.RedisCluster
 
 CONNECT_TIMEOUT_S = 5.0
 NODE_TIMEOUT_S = 1.0  # for a node of a cluster
-TIMEOUT_S = 15.0  # without any progress; each request takes well under a second
+TIMEOUT_S = 15.0  # longest wait without any progress; each request takes well under a second
 
 _REFUSED_LOGIN = (
     exceptions.AuthenticationError,
@@ -56,8 +56,9 @@ def _open_single(url: str, timeout_s: float, links: Links | None) -> redis.Redis
         active_links.urls[0],
         socket_timeout=active_links.timeout_s(timeout_s),
         socket_connect_timeout=GLANCE_S if active_links.has_choice else CONNECT_TIMEOUT_S,
-        protocol=2,  # redis-py fails on an unusual answer to RESP3's HELLO
-        # One retry, since a pooled connection may have died with its server. All commands used here are idempotent.
+        # redis-py fails on an unusual answer to RESP3's HELLO.
+        protocol=2,
+        # One retry, since a pooled connection may have died with its server. Every command used here may be sent twice.
         retry=Retry(ConstantBackoff(0.1), 1),
         **connection_options,
     )
@@ -85,13 +86,13 @@ def _open_cluster(url: str, address: str) -> redis.RedisCluster:
         return redis.RedisCluster.from_url(
             urls[0],
             startup_nodes=[node(host.hostname or "localhost", host.port or 6379) for host in hosts],
-            # A frozen node is given up within the time that the other nodes take to replace it.
+            # A frozen node is given up before the other nodes have replaced it.
             socket_timeout=NODE_TIMEOUT_S,
             socket_connect_timeout=GLANCE_S,
             protocol=2,
             # The map of slots is read again before the retry.
             retry=Retry(ConstantBackoff(0.1), 1),
-            # If a node without a replica is lost, its slots are not served, but all other slots still are.
+            # If a node without a replica is lost, all slots of the other nodes are still served.
             require_full_coverage=False,
         )
     except (exceptions.RedisClusterException, exceptions.RedisError, OSError) as error:
@@ -132,7 +133,7 @@ def product(server: Mapping[str, Any]) -> str:
 
 def is_node(server: Mapping[str, Any]) -> bool:
     """Whether the server that gave this reply to INFO is a node of a cluster."""
-    return "cluster" in (server.get("redis_mode"), server.get("server_mode"))  # the second is Valkey's name for it
+    return "cluster" in (server.get("redis_mode"), server.get("server_mode"))  # Redis's name for the mode, and Valkey's
 
 
 @contextmanager
@@ -159,7 +160,7 @@ def with_errors_mapped(method: Callable[Concatenate[Any, P], T]) -> Callable[Con
 def sentence(error: Exception, address: str) -> str:
     """Return a sentence that says what happened, and what to do about it."""
     if isinstance(error, exceptions.RedisClusterException):
-        if isinstance(error.__cause__, Exception):  # the reason why no node returned the map of slots
+        if isinstance(error.__cause__, Exception):  # why no node returned the map of slots
             return sentence(error.__cause__, address)
         # The error's text may contain the command.
         return f"no node of the store at {address} serves a slot that is needed"

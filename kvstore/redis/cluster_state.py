@@ -37,8 +37,8 @@ _LUA = "#!lua flags=allow-oom\n"
 
 _SET = "redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])"
 
-# The index expires with the last worker in it, live or lost. Numbers are formatted explicitly, since Lua would write a
-# round one as 1.7e+12.
+# The index expires with its last worker, live or lost. Numbers are formatted explicitly, since Lua would write a round
+# number as 1.7e+12.
 _PUT_REGISTRATION = """
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
@@ -58,8 +58,8 @@ redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
 return 1
 """
 
-# KEYS alternates between results and claims, here and below. The answer for each pair is the result, or 1 if the claim
-# is now ours, or 0.
+# KEYS holds pairs, here and below: the key of a result, and the key of its claim. The answer to a pair is the stored
+# result, or 1 if the claim is now this worker's, or 0.
 _TAKE_UP = """
 local answers = {}
 for i = 1, #KEYS, 2 do
@@ -74,7 +74,7 @@ end
 return answers
 """
 
-# A claim that another worker has taken meanwhile is kept.
+# A claim is kept if another worker has taken it meanwhile.
 _FINISH = """
 for i, body in ipairs({unpack(ARGV, 3)}) do
   redis.call('SET', KEYS[2 * i - 1], body, 'PX', ARGV[2])
@@ -154,7 +154,7 @@ class RedisClusterState(ClusterState):
             try:
                 return client.evalsha(script.sha, len(keys), *keys, *arguments)
             except exceptions.NoScriptError:
-                # redis-py would load the script into every primary, and fail if one is away.
+                # redis-py would load the script into every primary, and would fail if one of them is away.
                 node = client.get_node_from_key(keys[0])
                 client.execute_command("SCRIPT LOAD", script.script, target_nodes=node)
                 return client.evalsha(script.sha, len(keys), *keys, *arguments)
@@ -315,7 +315,7 @@ def _run_key(kind: str, job_id: str, run: int) -> str:
 
 
 def _details(worker_id: str) -> str:
-    return f"{_card(worker_id)}:details"  # under `card:`, which the users of the previous release may read and write
+    return f"{_card(worker_id)}:details"  # Redis users of the previous release may read and write under `card:`
 
 
 def _card(worker_id: str) -> str:

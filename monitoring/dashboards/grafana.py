@@ -12,8 +12,7 @@ from monitoring.dashboards.panels import ROWS, Panel, PanelRow
 
 FILE = Path(__file__).with_name("queue-depth.json")
 TITLE = "Kvasir: queue depth and flow"
-# infra/deploy/compose/grafana/datasources has the same uid, since a provisioned dashboard can't ask for its data
-# source.
+# The uid stands in infra/deploy/compose/grafana/datasources too: a provisioned dashboard must name its data source.
 DATASOURCE = {"type": "prometheus", "uid": "kvasir-prometheus"}
 
 _COLUMNS = 24

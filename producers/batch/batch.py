@@ -53,10 +53,12 @@ class BatchEntry:
 _ENTRY_FIELDS = {field.name for field in fields(BatchEntry)}
 _KEY = re.compile(r"\.?[A-Za-z][A-Za-z0-9_-]{0,39}:[1-9]\d?:[0-9a-f]{12}\Z")
 _SETTINGS = {"name": str, "context": int, "temperature": float, "top_p": float, "letters_per_token": float}
-_REQUEST = {  # `kvasir grade` keeps its options there, and `kvasir run` only `prompts`
+# The options of `kvasir grade`. `kvasir run` keeps only `prompts` and `objects`.
+_REQUEST = {
     **dict.fromkeys(("folder", "rubric", "solution", "template", "examples", "prompts", "title", "out"), str),
     "models": Mapping[str, str],
-    # Digests: by kind, of the copies that the folder keeps; by name, of the submissions as they were.
+    # Digests. In `inputs` they are of the folder's own copies, keyed by kind. In `submissions` they are of the original
+    # files, keyed by name.
     **dict.fromkeys(("inputs", "submissions"), Mapping[str, str]),
     "settings": {"code": _SETTINGS, "feedback": _SETTINGS},
     "only": tuple[str, ...],
@@ -64,7 +66,7 @@ _REQUEST = {  # `kvasir grade` keeps its options there, and `kvasir run` only `p
     "max_submission_tokens": int,
     "samples": int,
     "ask": str,
-    "objects": Literal["closed", "open"],  # how the schemas of lines are read; see messages.strict_schema
+    "objects": Literal["closed", "open"],  # how the lines' schemas are read; see messages.strict_schema
 }
 # The keys of batch.json besides the version. A missing key is read as null, so a new key needs a type such as `int |
 # None`.
@@ -88,7 +90,7 @@ class Counts:
     failed: int
     cancelled: int
     expired: int
-    unreadable: int = 0  # failed because the submission could not be made into a job
+    unreadable: int = 0  # failed jobs whose submission could not be made into a job
 
     @property
     def finished_jobs(self) -> int:
@@ -111,7 +113,7 @@ class Batch(AbstractContextManager["Batch"]):
         """
         self.folder = folder
         self._is_owner = is_owner
-        with suppress(OSError):  # while its owner works, files may appear and disappear
+        with suppress(OSError):  # files may appear and disappear while the batch's owner works
             tighten(folder)
         self._lock = _lock(folder) if is_owner else -1
         try:
@@ -128,8 +130,9 @@ class Batch(AbstractContextManager["Batch"]):
         self.prompt_form: int = manifest["prompt_form"]
         self.request: dict[str, Any] = manifest["request"]
         self.entries: list[BatchEntry] = manifest["jobs"]
-        self.runs: dict[str, int] = manifest["runs"]  # job id -> the wanted run, if it is not the first
-        # Whether jobs made now would have the ids that were planned.
+        self.runs: dict[str, int] = manifest["runs"]  # job id -> the wanted run, unless that is the first
+
+        # Whether jobs that are made now would get the planned ids.
         self.may_publish: bool = self.prompt_form == form_of(self.request)
         self._submitted_lines = Lines(folder / "submitted.jsonl", self._is_owner)
         self.confirmed_runs: dict[str, int] = {}  # job id -> its last confirmed run
@@ -271,7 +274,7 @@ class Batch(AbstractContextManager["Batch"]):
     def _look_at_all(self) -> None:
         counted_entries = [entry for entry in self.entries if entry.job_id not in self._passive_ids]
         self._intake = [entry.job_id for entry in counted_entries if entry.role == "intake"]
-        # How every planned job ended; None: not yet. `open_jobs` contains only jobs that this process waits for.
+        # How each planned job ended; None: it has not ended. `open_jobs` holds only jobs that this process waits for.
         self.states: dict[str, State | None] = {entry.job_id: None for entry in self.entries}
         self.open_jobs = {entry.job_id: entry for entry in counted_entries}
         self._tally: Counter[State | None] = Counter({None: len(self.open_jobs)})
@@ -403,11 +406,11 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
     path = folder / "batch.json"
     try:
         text = read_ordinary(path)
-        if is_foreign(path):  # it decides which files are read and deleted
+        if is_foreign(path):  # batch.json decides which files are read and deleted
             raise BatchError(f"{path} belongs to another user, so it is not read; copy it if you trust it")
         manifest = from_json(text, _entry_or_dict)
         if not isinstance(manifest, dict):
-            raise ValueError("it does not hold a JSON object")
+            raise ValueError("the file does not hold a JSON object")
         if manifest.get("version") != VERSION:
             raise BatchError(f"{path} was written by another version of kvasir; upgrade this one: {UPGRADE_COMMAND}")
         checked_manifest = parse_as(_SHAPE, dict.fromkeys(_SHAPE) | {"prompt_form": 1} | manifest, "the batch")
@@ -428,7 +431,7 @@ def _entry_or_dict(fields_read: dict[str, Any]) -> Any:
         return fields_read
     asked_keys = parse_as(tuple[str, ...], fields_read.get("asked", []), "asked")
     if any(not _KEY.match(key) for key in asked_keys):
-        raise ValueError("asked holds a key that is not of the form name:answers:digest")
+        raise ValueError("each key in asked must have the form name:answers:digest")
     for name in ("job_id", "item_id"):
         checks.identifier(name, fields_read[name])
     checks.model_name("model", fields_read["model"])
@@ -460,7 +463,7 @@ def _check(manifest: Mapping[str, Any]) -> None:
 
 def _new_manifest() -> dict[str, Any]:
     return {
-        # Not made from the folder's name, which is often a student's name, because the id leaves this machine.
+        # The id leaves this machine. The folder's name is often a student's name, so the id is not made from it.
         "batch_id": f"batch-{time.strftime('%Y%m%d')}-{secrets.token_hex(4)}",
         "created_at": time.time(),
         "secret": secrets.token_bytes(_SECRET_BYTES),

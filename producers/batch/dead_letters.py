@@ -25,7 +25,7 @@ from messages.workers import WorkerStage
 from producers.batch.batch import Batch
 from producers.client import Client
 
-MAX_LETTERS = 65_535  # number of letters held at once: the protocol's largest prefetch
+MAX_LETTERS = 65_535  # the most letters held at once: the protocol's largest prefetch
 _FIRST_WAIT_S = 2.0
 _SILENCE_S = 0.5
 
@@ -35,7 +35,7 @@ class Letter:
     """A dead letter: which job it is about, and why the job died."""
 
     envelope: Envelope
-    error: str  # the name of our error class
+    error: str  # name of the error's class in Kvasir
     message: str  # the error, as a sentence
     queue: str  # the queue that the job was taken from last
     failed_at: int  # seconds since the epoch, by the clock of the worker that wrote the letter; 0: not known
@@ -95,7 +95,7 @@ class ReplayOutcome:
     """The outcome of a replay."""
 
     jobs: list[PrefillJob]
-    refusals: list[tuple[Letter, str]]  # letters that stay, each with the reason
+    refusals: list[tuple[Letter, str]]  # letters that stay in the queue, each with the reason
 
 
 class DeadLetters(AbstractContextManager["DeadLetters"]):
@@ -231,7 +231,7 @@ def _letter(delivery: Delivery) -> Letter:
     envelope = open_envelope(delivery, stage, str(headers.get("kvasir-model", "")) or "unknown")
     failed_at = headers.get("kvasir-failed-at", 0)
     return Letter(
-        # Deliveries of the letter from this queue don't count as returns of the job.
+        # How often the broker returned the letter to this queue says nothing about the job.
         replace(envelope, returns=max(0, envelope.returns - delivery.returns)),
         str(headers.get("kvasir-error", "")) or "unknown",
         str(headers.get("kvasir-error-message", "")),

@@ -10,7 +10,7 @@ from messages.jobs import JobResult, Message, Part, Sampling
 from messages.strict_schema import Objects, strict_schema
 
 _ROLES = ("system", "developer", "user", "assistant", "tool")
-# Some clients send this for a value that the server should choose; llama.cpp reads it in the same way.
+# Some clients send this number to leave the choice to the server. llama.cpp reads it in the same way.
 _LEFT_TO_SERVER = -1
 
 

@@ -65,7 +65,7 @@ class PromptLine:
     is_raw: bool = False  # whether it is for /v1/completions
 
 
-# Returns the defaults of the configured model that a line names. Raises ConfigError.
+# Returns the settings of the model that a line names. Raises ConfigError.
 Resolve = Callable[[str], Defaults]
 
 
@@ -159,7 +159,7 @@ class _LineReader:
                 raise BadLine(f"an earlier line has the same custom_id {custom_id!r:.60}; give it another one")
             name = custom_id
             if _has_half_characters(fields):
-                raise BadLine("it contains half a character (a lone surrogate)")
+                raise BadLine("the line contains half a character (a lone surrogate)")
             url, body = _body(fields)
             if body is not fields:
                 self._check(body, url)
@@ -177,7 +177,7 @@ class _LineReader:
         parts = raw_prompt(body.get("prompt")) if url == COMPLETIONS else self._parts(body)
         sampling = sampling_of(body, defaults, seed=0, objects=self._objects)
         if sum(len(part.text.encode()) for part in parts) > MAX_PROMPT_BYTES:
-            raise BadLine(f"its prompt is longer than {MAX_PROMPT_BYTES >> 20} MiB; shorten it")
+            raise BadLine(f"the prompt is longer than {MAX_PROMPT_BYTES >> 20} MiB; shorten it")
         item_id = self._item(custom_id)
         name = job_id(self._batch_id, item_id, defaults.model, parts, sampling)
         return PrefillJob(name, self._batch_id, item_id, defaults.model, parts, sampling)
@@ -187,13 +187,13 @@ class _LineReader:
             return conversation(messages_of(body), "class" if self._shares else "own", "own")
         shared_text, own_text = body.get("shared", ""), body.get("prompt", "")
         if not isinstance(shared_text, str) or not isinstance(own_text, str) or not own_text.strip():
-            raise BadLine("its prompt must be text and must not be empty")
+            raise BadLine("the prompt must be text and must not be empty")
         return user_prompt(shared_text, own_text)
 
 
 def _object(row: bytes) -> dict[str, Any]:
     if len(row) > MAX_LINE_BYTES:
-        raise BadLine(f"it is longer than {MAX_LINE_BYTES >> 20} MiB")
+        raise BadLine(f"the line is longer than {MAX_LINE_BYTES >> 20} MiB")
     try:
         fields = bounded_json.loads(row)
     except TooManyValues as error:
@@ -201,7 +201,7 @@ def _object(row: bytes) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise BadLine(f"it is not JSON: {str(error)[:100]}") from None
     if not isinstance(fields, dict):
-        raise BadLine("it is JSON, but not an object")
+        raise BadLine("the line is JSON, but not an object")
     return fields
 
 
@@ -211,11 +211,11 @@ def _custom_id(fields: Mapping[str, Any]) -> str:
     if "custom_id" not in fields and type(value) is int:
         value = str(value)
     if value in (None, ""):
-        raise BadLine("it has no custom_id: give each line a different one")
+        raise BadLine("the line has no custom_id: give each line a different one")
     if not isinstance(value, str):
-        raise BadLine("its custom_id must be text, in quotes")
+        raise BadLine("custom_id must be text, in quotes")
     if _has_half_characters(value):
-        raise BadLine("its custom_id contains half a character (a lone surrogate)")
+        raise BadLine("custom_id contains half a character (a lone surrogate)")
     return value[:512]
 
 
@@ -232,15 +232,15 @@ def _body(fields: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     """Return the request's URL and body. A short line is its own body."""
     if "body" not in fields:
         if "prompt" not in fields:
-            raise BadLine("it has neither 'body' (as in the Batch API) nor 'prompt'")
+            raise BadLine("the line has neither 'body' (as in the Batch API) nor 'prompt'")
         return CHAT, dict(fields)
     url, method = fields.get("url", CHAT), fields.get("method", "POST")
     if url not in URLS:
-        raise BadLine(f"its url is {url!r:.60}; only {' and '.join(URLS)} are served")
+        raise BadLine(f"the url is {url!r:.60}; only {' and '.join(URLS)} are served")
     if method != "POST":
-        raise BadLine(f"its method is {method!r:.60}; only POST is served")
+        raise BadLine(f"the method is {method!r:.60}; only POST is served")
     if not isinstance(fields["body"], dict):
-        raise BadLine("its body is not an object")
+        raise BadLine("the body is not an object")
     return url, fields["body"]
 
 

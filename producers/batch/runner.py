@@ -27,7 +27,7 @@ _CONFIRMS_A_WRITE = 500
 _RESULTS_A_WRITE = 500
 _STEPS = 20  # the progress bar has at least this many steps
 _BACKLOG_WAIT_S = 5.0
-# Checks without a new result before jobs are counted that the broker lost, or whose results don't arrive.
+# After this many checks without a new result, the runner looks for lost jobs and for results that don't arrive.
 _QUIET_LOOKS = 3
 _LOOKS_BEFORE_GIVING_UP = 2  # a result may be on its way between its queue and us
 
@@ -74,6 +74,7 @@ class Runner:
         self._quiet_looks = 0
         self._lost_jobs: set[str] = set()  # jobs that the last check found nowhere
         self._served_models: set[str] = set()  # models that had a decode worker at the last check
+
         # A small class is handled in small groups, so that a person who watches sees progress.
         self._at_a_time = min(_RESULTS_A_WRITE, 1 + len(batch.entries) // _STEPS)
 
@@ -91,7 +92,7 @@ class Runner:
                 self._catch_up(replies)
             self.submit()
             ends = time.monotonic() + max_wait_s if max_wait_s is not None else math.inf
-            next_look, nothing_came = 0.0, 0  # checks in a row that found no job under way
+            next_look, nothing_came = 0.0, 0  # `nothing_came`: checks in a row that found no job under way
             while batch.open_jobs and nothing_came < _LOOKS_BEFORE_GIVING_UP:
                 if new_replies := replies.receive(0.3, self._at_a_time):
                     self._record(new_replies)
@@ -175,9 +176,8 @@ class Runner:
         """Return the open jobs that the broker never confirmed, or has lost since then."""
         batch = self._batch
         new_run = any(batch.runs.get(job, 1) > 1 and not batch.is_confirmed(job) for job in batch.open_jobs)
-        if new_run and self._client.cluster_state.is_cancelled(
-            batch.batch_id
-        ):  # the tombstone would make workers drop the new run
+        # With the tombstone, workers would drop the new run.
+        if new_run and self._client.cluster_state.is_cancelled(batch.batch_id):
             self._client.reopen(batch.batch_id)
         return batch.open_jobs.keys() - self._under_way()
 
@@ -207,8 +207,8 @@ class Runner:
         self._find_forgotten(replies)
         jobs_of = Counter(entry.model for entry in self._batch.open_jobs.values())
         unserved_models = self._client.unserved(jobs_of)
-        # A store that has just come back empty knows no worker for a second. So a worker that was there before is
-        # reported missing only at the next check.
+        # A store that comes back empty knows no worker for a second. So a model that had a worker before is reported
+        # only if the next check finds none either.
         for model in [model for model in unserved_models if model not in self._served_models]:
             jobs = plural(jobs_of[model], "job", "waits", "wait")
             self._progress.say(f"no decode worker serves {model}: {jobs} until one is started")

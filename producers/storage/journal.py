@@ -88,7 +88,7 @@ class Lines:
             line = file.readline()
             try:
                 return row_of(line, "", make)
-            except BatchError:  # lines are counted only for an error, since a journal may be large
+            except BatchError:  # lines are counted only for an error's text, since a journal may be large
                 file.seek(0)
                 number = file.read(start).count(b"\n") + 1
                 return row_of(line, f"{self.path}, line {number}", make, kind)
@@ -161,7 +161,7 @@ class Standings(Generic[L]):
 
     def __init__(self) -> None:
         self._current: dict[str, L] = {}
-        self._other_runs: dict[str, set[int]] = {}  # other runs than the one that counts; most jobs have none
+        self._other_runs: dict[str, set[int]] = {}  # a job's runs besides the one that counts; most jobs have none
 
     def note(self, job_id: str, line: L) -> None:
         """Note another line of a journal."""

@@ -18,8 +18,9 @@ from typing import IO, Any, BinaryIO, cast
 
 from messages.errors import BatchError
 
-# Files in the folder of a batch or an assignment. batch.json comes last, so that forgetting can be repeated. The
-# patterns are as specific as possible, since a folder given to --out may contain a person's own `rubrics`.
+# Files that Kvasir keeps in the folder of a batch or an assignment. batch.json comes last, so that `kvasir forget` can
+# be repeated. The patterns are as specific as possible, since a folder given to --out may contain a person's own
+# `rubrics`.
 _KEPT_PATTERNS = (
     "runs/grade/*",
     "runs/dry-run/*",
@@ -118,13 +119,14 @@ def take_lock(path: Path, wait: bool = False) -> int | None:
 
 
 def _open(extra_flags: int, name: str, flags: int) -> int:
-    if extra_flags & os.O_NOFOLLOW and os.path.islink(name):  # the flag would refuse it too, but with another message
-        raise OSError(errno.ELOOP, "it is a link, which may lead anywhere; put the file itself there")
+    # O_NOFOLLOW would refuse a link too, but with a less clear message.
+    if extra_flags & os.O_NOFOLLOW and os.path.islink(name):
+        raise OSError(errno.ELOOP, "the file is a link, which may lead anywhere; put the file itself there")
     descriptor = os.open(name, flags | os.O_CLOEXEC | extra_flags, _FILE)
     is_ordinary = stat.S_ISREG(os.fstat(descriptor).st_mode)
     if extra_flags and not is_ordinary:
         os.close(descriptor)
-        raise OSError(errno.EINVAL, "it is not a regular file")
+        raise OSError(errno.EINVAL, "the file is not a regular file")
     if is_ordinary and flags & (os.O_WRONLY | os.O_RDWR):
         with contextlib.suppress(PermissionError):  # another user's file keeps its mode
             os.fchmod(descriptor, _FILE)

@@ -2,8 +2,9 @@
 
 `release_0_1_0` holds what release 0.1.0 wrote and said; the tests beside it compare today's program with it, and have
 it read what is there. None of it is ever made anew to make a test pass: whoever changes one of these forms breaks what
-lies in queues, folders and clients' programs. A form may get more; then a test fails, and the form of today is kept in
-`since_0_1_0`. A class that is graded (`class`) and a file of settings (`kvasir.toml`) are given.
+lies in queues, folders and clients' programs. A command may get more options and choices. Another form may get more,
+too; then a test fails, and the form of today is kept in `since_0_1_0`. A class that is graded (`class`) and a file of
+settings (`kvasir.toml`) are given.
 """
 
 import json

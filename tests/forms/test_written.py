@@ -5,7 +5,7 @@ import difflib
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -87,13 +87,21 @@ def test_what_is_more_since_the_release_leaves_what_there_was() -> None:
     assert sorted(found) == sorted(GONE)
 
 
-def compared(path: Path) -> list[str]:
-    """A file's lines. The help of a command is read by people alone, and may be said better."""
-    text = path.read_text("utf-8")
-    if path.name != "commands.json":
-        return text.splitlines()
-    form = json.loads(text, object_hook=lambda each: {name: value for name, value in each.items() if name != "help"})
-    return json.dumps(form, indent=1).splitlines()
+def commands(path: Path) -> Any:
+    """The commands, with parameters by their names and choices as lists, so that either may get more.
+
+    Without help and examples, which are read by people alone and may be said better.
+    """
+
+    def shaped(each: dict[str, Any]) -> dict[str, Any]:
+        shape = {name: value for name, value in each.items() if name not in ("help", "epilog")}
+        if "parameters" in shape:
+            shape["parameters"] = {str(one.get("options", one.get("argument"))): one for one in shape["parameters"]}
+        if str(shape.get("type")).startswith("one of "):
+            shape["type"] = shape["type"].removeprefix("one of ").split(", ")
+        return shape
+
+    return json.loads(path.read_text("utf-8"), object_hook=shaped)
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -102,9 +110,28 @@ def test_a_form_is_what_it_was(name: str, today: Today) -> None:
     now = today.folder / name
     if not now.is_file():
         pytest.fail(f"it is not written any more\n{today.problem}", pytrace=False)
-    if before.read_bytes() != now.read_bytes() and (then := compared(before)) != (lines := compared(now)):
+    if name == "commands.json":
+        assert list(gone(commands(before), commands(now), name)) == []
+    elif before.read_bytes() != now.read_bytes():
+        then, lines = (path.read_text("utf-8").splitlines() for path in (before, now))
         changed = difflib.unified_diff(then, lines, "release 0.1.0", "today", n=2, lineterm="")
         pytest.fail("\n".join(changed), pytrace=False)
+
+
+@pytest.mark.parametrize(
+    ("change", "place"),
+    [
+        (lambda export: export["parameters"]["['--format']"]["type"].append("pass-fail"), ""),
+        (lambda export: export["parameters"].update({"['--pass-mark']": {"type": "text"}}), ""),
+        (lambda export: export["parameters"]["['--format']"]["type"].remove("csv"), "['--format']/type"),
+        (lambda export: export["parameters"].pop("['--scale']"), "['--scale']"),
+    ],
+    ids=["a choice more", "an option more", "a choice less", "an option less"],
+)
+def test_a_command_may_get_more_and_lose_nothing(change: Callable[[Any], None], place: str) -> None:
+    then, now = commands(RELEASE / "commands.json"), commands(RELEASE / "commands.json")
+    change(now["kvasir export"])
+    assert list(gone(then, now, "")) == ([f"/kvasir export/parameters/{place}"] if place else [])
 
 
 def test_no_file_is_written_that_was_not(today: Today) -> None:

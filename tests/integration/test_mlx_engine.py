@@ -15,6 +15,7 @@ from pathlib import Path
 import mlx.core as mx
 import numpy as np
 import pytest
+from mlx_lm.models import gemma3_text
 from mlx_lm.models.cache import make_prompt_cache
 from safetensors.numpy import load_file, save_file
 
@@ -284,9 +285,9 @@ def test_a_schema_that_is_given_up_on_while_decoding_ends_that_answer_only(
 
 @pytest.mark.parametrize("token", [-1, 1 << 20])
 def test_ids_of_another_vocabulary_are_refused_before_mlx_sees_them(engine: Engine, token: int) -> None:
-    with pytest.raises(EngineUnavailable, match="another's tokenizer"):
+    with pytest.raises(EngineUnavailable, match="with this model's tokenizer"):
         engine.decode((1, token, 1), None, GREEDY)
-    with pytest.raises(EngineUnavailable, match="another's tokenizer"):
+    with pytest.raises(EngineUnavailable, match="with this model's tokenizer"):
         engine.prefill((1, token), lambda _: None)
 
 
@@ -329,6 +330,27 @@ def test_a_model_with_windows_fed_several_tokens_a_call_computes_what_it_does_of
     # Then no row beyond the window was seen
     whole = np.array(model(mx.array(ids)))
     np.testing.assert_allclose(np.concatenate(parts, axis=1), whole, atol=2e-3 * np.abs(whole).max())
+
+
+@pytest.mark.parametrize(("dtype", "within"), [("float32", 1e-6), ("float16", 1e-3), ("bfloat16", 0.0)])
+def test_gemma_3s_embeddings_are_scaled_by_the_root_that_transformers_takes(dtype: str, within: float) -> None:
+    """modeling_gemma3.py, Gemma3TextScaledWordEmbedding: the root of hidden_size in the weights' dtype. mlx-lm rounds
+    it to bfloat16 (gemma3_text.py, Gemma3Model): 25.25 for 25.298."""
+    # Given the width of Gemma 3 270M, whose root no bfloat16 holds, and a layer that notes what it is given
+    arguments = gemma3_text.ModelArgs(
+        "gemma3_text", hidden_size=640, num_hidden_layers=1, intermediate_size=8, num_attention_heads=1, head_dim=8,
+        vocab_size=16, sliding_window_pattern=1,
+    )  # fmt: skip
+    model = mlx_model.exactly_scaled(gemma3_text.Model)(arguments)
+    model.set_dtype(getattr(mx, dtype))
+    seen: list[mx.array] = []
+    model.model.layers = [lambda embeddings, _mask, _cache: seen.append(embeddings) or embeddings]
+    # When it is asked
+    model(mx.array([[3]]))
+    # Then it was given the embedding times that root
+    root = mx.array(640**0.5).astype(getattr(mx, dtype))
+    expected = (model.model.embed_tokens(mx.array([[3]])) * root).astype(mx.float32)
+    np.testing.assert_allclose(np.array(seen[0].astype(mx.float32)), np.array(expected), rtol=within)
 
 
 @pytest.mark.public_report("ml-explore/mlx-lm 1776")

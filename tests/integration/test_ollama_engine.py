@@ -241,7 +241,7 @@ def test_prompt_and_answer_must_fit_together(engine: OllamaEngine) -> None:
     )
     with pytest.raises(ContextExceeded, match="909 tokens"):
         engine.decode_text(user_prompt("", prompt), Sampling(max_tokens=fitting + 1))
-    with pytest.raises(ContextExceeded, match="2,000 tokens to answer"):
+    with pytest.raises(ContextExceeded, match="max_tokens is 2,000"):
         engine.decode_text(user_prompt("", "hi"), Sampling(max_tokens=2000))
 
 

@@ -185,7 +185,7 @@ def test_waiting_for_a_busy_server_can_be_called_off(engine: OpenAIEngine, serve
         ({"fails_with": (400, "roles must alternate")}, InvalidPrompt, "roles must alternate"),
         ({"fails_with": (400, "Invalid schema for response_format")}, InvalidSchema, "Invalid schema"),
         ({"event": "{broken"}, EngineUnavailable, "not JSON"),
-        ({"event": '{"choices": 7}'}, EngineUnavailable, "another shape"),
+        ({"event": '{"choices": 7}'}, EngineUnavailable, "an unknown form"),
         ({"event": '{"error": {"message": "worker died"}}'}, EngineUnavailable, "worker died"),
         ({"ends_after": 3}, EngineUnavailable, "ended its answer early"),
         ({"reason": "content_filter"}, InvalidPrompt, "withheld"),
@@ -204,7 +204,7 @@ def test_a_bad_day_of_the_server_is_one_of_our_errors(
 def test_prompt_and_answer_must_fit_together(engine: OpenAIEngine, server: FakeOpenAI) -> None:
     with pytest.raises(ContextExceeded, match="1,000 tokens"):
         engine.decode_text(user_prompt("", "word " * 1000), SHORT)
-    with pytest.raises(ContextExceeded, match="2,000 tokens to answer"):
+    with pytest.raises(ContextExceeded, match="max_tokens is 2,000"):
         engine.decode_text(GO, Sampling(max_tokens=2000))
     server.habits.tells_usage = False
     assert engine.decode_text(GO, SHORT).evaluated_tokens == 0

@@ -31,6 +31,7 @@ SECTIONS = {
     "Review": "Save and next",
     "Like answers": "like no other",
     "Regrade": "Rubric and instructions",
+    "Agreement": "compares the model's points",
     "Bound": "can be drawn",
     "Export": "Make the file",
     "Fleet": "Nothing is running",
@@ -600,11 +601,11 @@ def test_a_second_tab_is_told_that_the_class_is_being_graded_already(
     browser.wait_for("This page may be closed")
     browser.tab(1)
     browser.click("Grade all")
-    for words in ("this is running already; wait for it, or stop it first", "This page may be closed"):
+    for words in ("this work is running already; wait until it ends, or stop it", "This page may be closed"):
         browser.wait_for(words)
     browser.click("Pause")
     browser.wait_for("'Grade all' goes on")
-    assert "this is running already" not in browser.text()
+    assert "this work is running already" not in browser.text()
 
 
 def test_a_grading_that_was_stopped_before_it_began_is_no_error(browser: Browser, slow: tuple[DeskPage, Path]) -> None:

@@ -137,7 +137,7 @@ def test_a_double_click_makes_one_assignment_and_leads_to_it(desk: DeskPage, tmp
     labelled(app.text_input, "Name").set_value("Means")
     labelled(app.button, "Create").click()
     app.run()
-    assert "type one" in app.error[0].value, "what is missing is said beside the button"
+    assert "type a path" in app.error[0].value, "what is missing is said beside the button"
     labelled(app.text_input, "… or a folder, zip or file on this machine").set_value(str(work))
     labelled(app.button, "Create").click()
     clicked = app._tree.get_widget_states()

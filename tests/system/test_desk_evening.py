@@ -100,8 +100,7 @@ def test_an_evening_with_the_demos_class(tmp_path: Path) -> None:
         assert [row["reviewed"] for row in rows].count("yes") == 1
         assert [row["points"] for row in rows if row["state"] == "failed"] == [""]
         browser.wait_for("larkspurlena_48112_910012_final.ipynb: failed")
-        browser.click("Results")
-        browser.click("Agreement between model and person")
+        browser.click("Agreement")
         browser.wait_for("model: the total")
         assert "Traceback" not in desk.text()
 

@@ -90,7 +90,7 @@ def test_hostile_work_stays_text_and_mistakes_become_sentences(browser: Browser,
         browser.wait_for("broken.yaml")
         browser.fill("… or a folder, zip or file on this machine", str(tmp_path / "nowhere"))
         browser.click("Create")
-        browser.wait_for("nothing is at")
+        browser.wait_for("does not exist; type the path")
         browser.fill("… or a folder, zip or file on this machine", str(work))
         browser.click("Create")
         browser.wait_for("not YAML")

@@ -103,7 +103,7 @@ def test_pages_of_another_form_are_refused_with_what_is_wrong() -> None:
     caches, layers, groups = made(SideBySide())
     with pytest.raises(UnknownPages, match="does not keep each number"):
         Pages(*made(Rounded()))
-    with pytest.raises(UnknownPages, match="did not take a probe"):
+    with pytest.raises(UnknownPages, match="could not store a probe"):
         Pages(caches, {name: SimpleNamespace(impl=object()) for name in layers}, groups)
     with pytest.raises(UnknownPages, match="float8"):
         Pages(*made(SideBySide(), torch.float8_e4m3fn))
@@ -111,7 +111,7 @@ def test_pages_of_another_form_are_refused_with_what_is_wrong() -> None:
         Pages({name: torch.zeros(2, 7, 16, 2, 8) for name in caches}, layers, groups)
     with pytest.raises(UnknownPages, match="differ in shape"):
         Pages(caches | {"model.layers.3.self_attn.attn": torch.zeros(BLOCKS, 4, SLOTS, 2 * DIM)}, layers, groups)
-    with pytest.raises(UnknownPages, match="which layer 'attn' is"):
+    with pytest.raises(UnknownPages, match="name 'attn' does not say"):
         Pages({"attn": caches.popitem()[1]}, layers, groups)
     # And layers of which one keeps its keys otherwise
     mixed = {name: SimpleNamespace(impl=SideBySide()) for name in layers}

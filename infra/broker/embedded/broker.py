@@ -243,7 +243,7 @@ class EmbeddedBroker(Broker):
             consumer.lose()
         self.server.give_back((delivery.queue, delivery.copy) for delivery in deliveries)
         for name in self.server.private_queues(self):
-            # RabbitMQ deletes a private queue with its connection, and it is declared again empty.
+            # RabbitMQ deletes a private queue when its connection ends. The next queue of this name begins empty.
             self.server.queue(name).ready.clear()
 
     def _check_readable(self, queue: EmbeddedQueue) -> None:

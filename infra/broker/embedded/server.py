@@ -23,7 +23,7 @@ class Copy:
 
     message: Message
     key: str  # the routing key it was published with; kept when it is dead-lettered
-    order: int  # its place in the queue, which it keeps when it comes back
+    order: int  # its place in the queue; a returned message keeps its place
     expires_at: float = 0.0  # monotonic clock; 0: never
     returns: int = 0
 
@@ -34,7 +34,7 @@ class EmbeddedQueue:
 
     name: str
     arguments: Mapping[str, str | int] = field(default_factory=dict)
-    owner: object = None  # the only client that may read it, if it is a private queue
+    owner: object = None  # of a private queue: the only client that may read from it
     ready: list[tuple[int, Copy]] = field(default_factory=list)  # a heap by order
 
     @property
@@ -76,13 +76,14 @@ class EmbeddedServer:
         self.lock = threading.RLock()
         self._exchanges: dict[str, _Exchange] = {}
         self._queues: dict[str, EmbeddedQueue] = {}
-        self._readers: dict[str, deque[QueueReader]] = {}  # by queue name; readers stay when their queue is deleted
+        # Queue name -> its readers. They stay when the queue is deleted.
+        self._readers: dict[str, deque[QueueReader]] = {}
         self._order = itertools.count()
         # A heap of (time, tie-breaker, queue whose first message may expire)
         self._expiries: list[tuple[float, int, EmbeddedQueue]] = []
         self._clock = threading.Condition(self.lock)
         self._clock_thread: threading.Thread | None = None
-        # Dead letters that no queue is bound for yet: copy, exchange, key.
+        # Dead letters that wait until a queue is bound for them: copy, exchange, key.
         self._unrouted_letters: list[tuple[Copy, str, str]] = []
 
     def declare_exchange(self, spec: topology.ExchangeSpec) -> None:
@@ -235,7 +236,7 @@ class EmbeddedServer:
                     continue
                 heapq.heappop(self._expiries)
                 self._expire(queue)
-            self._clock_thread = None  # the next message with a TTL starts another
+            self._clock_thread = None  # the next message with a TTL starts a new thread
 
 
 def _next_with_capacity(readers: deque[QueueReader]) -> QueueReader | None:

@@ -64,7 +64,8 @@ class RabbitMQBroker(Broker):
         self._publisher = Publisher(publishing, make_wire)
         self._publishing = self._publisher.connection
         self._consuming = Connection(consuming, self._on_consuming_open, lambda: None, make_wire)
-        # Streamed tokens would be lost on the way to a better address. A lost command to a worker can be repeated.
+        # A move to a better address would lose streamed tokens, so a connection with a stream stays where it is. A lost
+        # command to a worker can be repeated.
         self._consuming.is_pinned = lambda: topology.STREAM in list(self._private.values())
         self._getter = Getter(self._consuming)
         deadline = time.monotonic() + connect_timeout_s
@@ -140,8 +141,8 @@ class RabbitMQBroker(Broker):
             channel.call("queue_declare", queue=name, exclusive=True, arguments=_PRIVATE_ARGUMENTS)
             channel.call("queue_bind", queue=name, exchange=exchange, routing_key=name)
 
-        # It is declared on the consuming connection, because only the connection that declares an exclusive queue may
-        # use it.
+        # Declare the queue on the consuming connection: only the connection that declares an exclusive queue may use
+        # it.
         converse(self._consuming, f"opening private queue {name}", self._command_timeout_s, talk)
         self._private[name] = exchange
         return name
@@ -151,7 +152,7 @@ class RabbitMQBroker(Broker):
         if queue not in self._private and not queue.startswith(topology.reply_queue("")):
             raise ValueError(f"{queue} is neither a reply queue nor a private queue of this process: not deleted")
         self._private.pop(queue, None)
-        # RabbitMQ answers in the same way if the queue doesn't exist.
+        # RabbitMQ confirms the deletion even if the queue doesn't exist.
         self._converse(f"deleting queue {queue}", lambda channel: channel.call("queue_delete", queue=queue))
 
     @property
@@ -178,7 +179,7 @@ class RabbitMQBroker(Broker):
             return
         self._closed = True
         self._publisher.close()
-        self._consuming.close()  # first, because closing the other one takes long under an alarm
+        self._consuming.close()  # closed first: under an alarm, closing the publishing connection takes long
         self._publishing.close()
         for consumer in list(self._consumers):
             consumer.nudge()  # wake `receive`, which then finds the connection closed
@@ -198,7 +199,7 @@ class RabbitMQBroker(Broker):
 
         try:
             return self._unless_different(f"exchange {spec.name}", talk)
-        except ConfigError:  # this user may not create it; if the operator hasn't either, publishing will fail
+        except ConfigError:  # This user may not create it. If the operator has not created it, publishing will fail.
             return None
 
     def _declare_if_reachable(self, spec: topology.QueueSpec) -> str | None:
@@ -231,12 +232,12 @@ class RabbitMQBroker(Broker):
             self._converse(
                 f"looking for {queue}", lambda channel: channel.call("queue_declare", queue=queue, passive=True)
             )
-        # RabbitMQ 4.3 may forbid even this question; the first use of the queue will show whether it exists.
+        # RabbitMQ 4.3 may refuse even this check. Then the first use of the queue will show whether it exists.
         except ConfigError:
             return
         except NoQueue as error:
-            # RabbitMQ also answers 404 for a classic queue whose node is down, in other words (rabbit_amqqueue.erl,
-            # priv_absent).
+            # RabbitMQ also answers 404 for a classic queue whose node is down, but with another text
+            # (rabbit_amqqueue.erl, priv_absent).
             if f"no queue '{queue}'" not in str(error):
                 raise
             raise ConfigError(

@@ -37,14 +37,14 @@ logging.getLogger("pika").setLevel(logging.CRITICAL)
 
 Task = Callable[[], None]
 
-# A connection that is given up by mistake costs the decode of every held delivery. Heartbeats are needed only for a
-# vanished machine or network, since a killed process closes its sockets. With this interval the broker notices within
-# 40 to 60 s, and we notice within 25 s.
+# If we give up a working connection by mistake, every job that we hold on it is decoded again. Heartbeats are needed
+# only for a machine or network that vanishes, since a killed process closes its sockets. With this interval the broker
+# notices within 40 to 60 s, and we notice within 25 s.
 HEARTBEAT_S = 20
 # A memory or disk alarm blocks publishers. After this long the connection is closed and opened again.
 BLOCKED_S = 300
 CONNECT_S = 5
-# With several addresses, the first try of each is this short. Later rounds wait for the usual time.
+# With several addresses, the first try at each address gets only this time. Later tries get the usual time.
 GLANCE_S = 0.8
 RETURN_S = 10.0  # pause between two checks for a better address
 _BATCH_TASKS = 200
@@ -160,8 +160,9 @@ class Connection:
         self._choices = list(settings)
         self._make_wire = make_wire
         self._choice = 0
-        self._rounds = 0  # rounds of tries through all addresses since it was last open
-        # The connection that tries the preferred address while another one is in use.
+        # How often all addresses have been tried since the connection was last open.
+        self._rounds = 0
+        # While another address is in use, this second connection tries the preferred one.
         self._better: GuardedConnection | None = None
         self._on_open = on_open
         self._on_unblocked = on_unblocked
@@ -173,15 +174,16 @@ class Connection:
         self._open = False
         self._closing = False
         self._has_ended = False
-        # Set only before the first opening, since later every failure may pass.
+        # Set only before the connection first opens. After that, any failure may be temporary.
         self._hopeless: BaseException | None = None
         self._failure: BaseException | None = None
         self._backoff = Backoff()
         self._acked_at = -SETTLE_S
-        self._refusals = 0  # refusals in this round of tries
+        self._refusals = 0  # refusals in the current round through all addresses
         self.openings = 0
-        self.holders: WeakSet[DeliveryHolder] = WeakSet()  # (IO) channels on which deliveries may be unacked
-        # (IO) whether leaving this address would lose something besides deliveries.
+        # (IO) channels that may have unacked deliveries
+        self.holders: WeakSet[DeliveryHolder] = WeakSet()
+        # (IO) True if leaving this address would lose more than deliveries, such as streamed tokens.
         self.is_pinned: Callable[[], bool] = lambda: False
         self.alarm = ""  # (IO) the broker's reason for blocking publishers, or ""
         self.server: dict[str, Any] = {}  # server properties, from the latest opening
@@ -283,7 +285,7 @@ class Connection:
         self._loop.close()
 
     def _run_tasks(self) -> None:
-        # Cleared before the loop, so that a task that is appended after its end wakes the thread again.
+        # Cleared before the loop, so that a task that is appended after the loop wakes the thread again.
         self._wake_pending = False
         while self._tasks:
             wire = self._raw.wire if self._raw is not None else Wire()

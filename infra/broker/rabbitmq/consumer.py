@@ -109,7 +109,7 @@ class Subscription(Holder):
 
     def _close_if_empty(self) -> None:
         if not self.unacked:
-            self._connection.later(LINGER_S, self.close)  # no deliveries can come any more, so it stays empty
+            self._connection.later(LINGER_S, self.close)  # no more deliveries can come, so the channel can be closed
 
     def _closed(self, _channel: pika.channel.Channel, reason: BaseException) -> None:
         if not self.is_lost:
@@ -143,10 +143,10 @@ class RabbitConsumer(BufferedConsumer[RabbitDelivery]):
         self._connection = connection
         self._on_closed = on_closed
         self._is_paused = False  # also guarded by the condition
-        self._subscriptions: set[Subscription] = set()  # IO thread only, like the four below
+        self._subscriptions: set[Subscription] = set()  # this field and the next four: IO thread only
         self._backoff = Backoff()
-        self._backing_off = False  # whether the broker refused a subscription a moment ago
-        self._quiet: list[Future[None]] = []  # settled when no subscription flows any more
+        self._backing_off = False  # True if the broker has just refused a subscription
+        self._quiet: list[Future[None]] = []  # settled once all subscriptions have stopped
         self._first: Future[None] = Future()
 
     def start(self, timeout_s: float) -> None:
@@ -235,7 +235,7 @@ class RabbitConsumer(BufferedConsumer[RabbitDelivery]):
             self._buffer = deque(delivery for delivery in self._buffer if not delivery.is_lost)
         self._tell_if_quiet()
         if isinstance(error, UsageError):
-            settle(self._first, error=error)  # only the caller of `start` can be told
+            settle(self._first, error=error)  # `start` raises this error to its caller
         if error:
             self._resubscribe(error)
 

@@ -45,7 +45,7 @@ class Holder:
         self._on_acked = on_acked
         self._unacked: set[int] = set()  # any thread
         self._acks: deque[int] = deque()  # any thread appends, and the IO thread removes
-        self._are_acks_due = False  # whether a task that sends them is submitted
+        self._are_acks_due = False  # True if the IO thread already has a task that sends the acks
         self._open_tags: dict[int, None] = {}  # (IO) tags whose acks have not been sent, in order
         self.raw: pika.channel.Channel | None = None
         self.is_lost = False

@@ -30,7 +30,8 @@ BY_CLASS: dict[type[Exception], type[KvasirError]] = {
     pika_errors.ConnectionBlockedTimeout: BrokerUnavailable,
     pika_errors.AMQPHeartbeatTimeout: BrokerUnavailable,
     pika_errors.NoFreeChannels: BrokerUnavailable,
-    pika_errors.IncompatibleProtocolError: BrokerUnavailable,  # a broker that is still starting causes it too
+    # Also raised while a broker is starting.
+    pika_errors.IncompatibleProtocolError: BrokerUnavailable,
     # A person has to correct the URL.
     pika_errors.AuthenticationError: ConfigError,
     pika_errors.ProbableAuthenticationError: ConfigError,
@@ -114,7 +115,7 @@ def describe(error: BaseException) -> str:
     if isinstance(root, pika_errors.ProbableAccessDeniedError):
         return f"no access to the virtual host ({_reply_text(root)})"
     timeouts = workflow.AMQPConnectorStackTimeout | socket.timeout | asyncio.TimeoutError
-    # The last one: the broker accepted the connection, and then did not answer.
+    # ConnectionOpenAborted: the broker accepted the connection, and then did not answer.
     if isinstance(root, timeouts | pika_errors.ConnectionOpenAborted):
         return "no answer in time"
     if isinstance(root, pika_errors.IncompatibleProtocolError):  # a proxy in front of a dead broker causes this too

@@ -94,7 +94,7 @@ class FastWire(Wire):
         try:
             while True:
                 at = self._read_next(data, at)
-        # Or the data is incomplete, and the rest is still to come.
+        # These errors also mean that the data is incomplete, and that the rest is still to come.
         except (_Unusual, struct.error, IndexError, UnicodeDecodeError):
             return at or super().read(data)
 
@@ -182,7 +182,8 @@ def _table_bytes(headers: Mapping[str, Header]) -> bytes:
     return _U32.pack(len(pairs)) + pairs
 
 
-@lru_cache(maxsize=1024, typed=True)  # a batch's messages differ in few headers; typed, since 1 == 1.0
+# Most headers are equal in all messages of a batch. `typed` keeps 1 and 1.0 apart, because their bytes differ.
+@lru_cache(maxsize=1024, typed=True)
 def _pair(name: str, value: Header) -> bytes:
     return b"" if is_brokers(name) else _short(name) + _value_bytes(value)
 

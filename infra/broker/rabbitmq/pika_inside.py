@@ -22,7 +22,7 @@ from pika.exceptions import StreamLostError  # type: ignore[import-untyped]
 from infra.broker.rabbitmq.wire import Wire
 
 log = logging.getLogger(__name__)
-REPORT_ONCE = threading.Lock()  # the thread that acquires it logs the warning, and never releases it
+REPORT_ONCE = threading.Lock()  # acquired by the one thread that logs the warning, and never released
 
 
 class GuardedConnection(pika.SelectConnection):  # type: ignore[misc]

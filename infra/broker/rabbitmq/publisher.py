@@ -27,7 +27,7 @@ from messages.errors import BrokerUnavailable, InvalidMessage, NoQueue
 log = logging.getLogger(__name__)
 
 # When the broker closes the channel for one bad message, all unconfirmed messages on it are published again. A message
-# whose channel was closed this often counts as the bad one.
+# that was on the channel at this many closings counts as the bad one.
 MAX_REFUSALS = 3
 MAX_LOSSY_BACKLOG = 10_000
 
@@ -62,12 +62,12 @@ class Publisher:
         self._next_tag = 1
         self._in_flight: dict[int, Outgoing] = {}  # by delivery tag, in order
         self._backlog: deque[Outgoing] = deque()  # any thread appends, and the IO thread removes
-        self._is_drain_due = False  # whether a task that publishes the backlog is submitted
+        self._is_drain_due = False  # True if the IO thread already has a task that publishes the backlog
         self._lossy: pika.channel.Channel | None = None
         self._lossy_backlog = 0
         self._backoff = Backoff()
         self._closed = False
-        self.ready = threading.Event()  # set once both channels have opened: the lossy one is requested first
+        self.ready = threading.Event()  # set once both channels are open; the lossy channel opens first
 
     def send(self, outgoing: Outgoing) -> None:
         """Publish a message, now or once there is a connection. The outcome is put into its stream's `outcomes`."""
@@ -251,7 +251,7 @@ class Stream:
         self._confirm_count = 0
         self._error: Exception | None = None
         self.outcomes: queue.SimpleQueue[tuple[Outgoing, Exception | None]] = queue.SimpleQueue()
-        self.is_abandoned = False  # the caller is gone, so its messages are not published again
+        self.is_abandoned = False  # True if the caller is gone: its messages are not published again
 
     def publish_all(self, sends: Iterable[tuple[Address, Message]], on_confirmed: Callable[[Message], None]) -> int:
         """Publish all messages, and return how many were confirmed.
@@ -276,8 +276,8 @@ class Stream:
     def _wait_for_window(self, on_confirmed: Callable[[Message], None]) -> None:
         if self._in_flight >= self._window:
             # Free a tenth of the window at once. If one confirm freed one place, this thread and the IO thread would
-            # alternate for each message. With more, the broker would run out of messages while the caller makes new
-            # ones, since the IO thread hardly gets to write meanwhile.
+            # alternate for each message. If this freed more, the broker would run out of messages, because the IO
+            # thread hardly writes while the caller makes new ones.
             while self._in_flight > self._window - max(1, self._window // 10):
                 self._settle_one(on_confirmed)
         while not self.outcomes.empty():

@@ -25,9 +25,9 @@ from pika.exceptions import AMQPError, AMQPHeartbeatTimeout  # type: ignore[impo
 from infra.broker.base import Address, Message
 from infra.broker.rabbitmq.properties import to_properties, without_headers
 
-# Takes a delivery: its tag, the message, and how often the broker took it back.
+# A function that handles a delivery. It gets the delivery's tag, its message, and its number of returns.
 Taker = Callable[[int, Message, int], None]
-# Takes a confirm: the delivery tag, and whether it stands for all messages up to that tag.
+# A function that handles a confirm. It gets the tag, and whether the confirm covers all messages up to that tag.
 Confirmer = Callable[[int, bool], None]
 
 _LOOKS = 8
@@ -37,7 +37,8 @@ class Wire:
     """The wire of one connection, without speed-ups: pika writes and reads every frame."""
 
     def __init__(self) -> None:
-        # A faster wire calls these without pika. `takers` are by channel and consumer tag, `confirmers` by channel.
+        # A faster wire calls these functions itself, without pika. `takers` has keys of channel and consumer tag,
+        # `confirmers` of channels.
         self.takers: dict[tuple[int, bytes], Taker] = {}
         self.confirmers: dict[int, Confirmer] = {}
         self.cut_reason: Exception | None = None

@@ -48,7 +48,7 @@ def test_a_decision_made_on_what_no_longer_stands_is_not_written(tmp_path: Path)
     seen_by_both = standing(tmp_path)
     append_override(tmp_path, decision(1, seen_by_both))
 
-    with pytest.raises(BatchError, match="decided on this submission in the meantime"):
+    with pytest.raises(BatchError, match="decided on this submission since you opened it"):
         append_override(tmp_path, decision(2, seen_by_both))
 
     assert [each.points for each in read_overrides(tmp_path)] == [1]
@@ -87,7 +87,7 @@ def test_an_undo_lets_stand_what_stood_before_unless_somebody_has_decided_since(
     assert len((tmp_path / "reviews.jsonl").read_text("utf-8").splitlines()) == 4, "nothing is rewritten"
 
     append_override(tmp_path, decision(3))
-    with pytest.raises(BatchError, match="decided on this submission in the meantime"):
+    with pytest.raises(BatchError, match="decided on this submission since you opened it"):
         undo_override(tmp_path, ITEM, seen, [], NAME)
     assert [each.points for each in current_decisions(read_overrides(tmp_path), ITEM).values()] == [3]
 

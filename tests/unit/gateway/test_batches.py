@@ -233,7 +233,7 @@ def test_a_batch_without_a_usable_line_fails_and_says_why(client: openai.OpenAI)
     assert [each.line for each in data] == [1, 2, 4, 5, 6, 7]
     assert "not found" in said[0]
     assert said[2] == "line 4, c: stop[0]: Input should be a valid string"
-    assert said[3] == "line 5, d: its method is 'GET'; only POST is served"
+    assert said[3] == "line 5, d: the method is 'GET'; only POST is served"
     assert said[4].startswith("line 6: it is not JSON")
     assert "tools" in said[5]
     assert len(rows(client, batch.error_file_id)) == 6

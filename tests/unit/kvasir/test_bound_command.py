@@ -171,12 +171,12 @@ def spoil(what: str) -> None:
 @pytest.mark.parametrize(
     ("what", "sentence"),
     [
-        ("half", "is half filled in: add points for clear"),
+        ("half", "has empty cells: add points for clear"),
         ("too much", "points go from 0 to 3, not 9"),
         ("no number", "'good' is not a number of points"),
         ("twice", "has two rows; keep one"),
         ("gone", "rows are missing"),
-        ("stranger", "nobody in this class is called 'mallory.py'"),
+        ("stranger", "this class has no submission called 'mallory.py'"),
         ("column", "the columns were changed"),
     ],
 )

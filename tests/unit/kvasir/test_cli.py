@@ -102,7 +102,7 @@ def test_an_unusable_input_is_named_in_one_sentence(
     [
         ("", 0, ["--code-model"]),
         ("[grading]\ncode_model =\n", 0, ["kvasir.toml", "line 2"]),
-        (config_text({MODEL: ModelEntry("simulated", "sim:scale=0", 4096)}), 2000, ["leaves no room for a submission"]),
+        (config_text({MODEL: ModelEntry("simulated", "sim:scale=0", 4096)}), 2000, ["has no room for a submission"]),
         (config_text({MODEL: ModelEntry("simulated", "sim:scale=0,context=1000000", 1_000_000)}), 50_000, ["prompt"]),
     ],
     ids=["no model", "bad TOML", "a solution too long for the model", "a prompt above the size limit, 1 MiB"],

@@ -279,7 +279,7 @@ def test_what_holds_nothing_has_no_points_and_what_has_no_room_has_no_grade(
     assert grader.grade_submission("", "")["final_score"] == 0
 
     (their_folder / "kvasir.toml").write_text(TOML.replace("32768", "1024"), "utf-8")
-    with pytest.raises(ConfigError, match="leaves no room"):
+    with pytest.raises(ConfigError, match="has no room"):
         BusinessAnalyticsGraderV2(rubric_path="rubric.json").grade_submission("x <- 1", "Text.")
 
 

@@ -258,7 +258,7 @@ def test_shapes_are_compared_also_where_same_weights_calls_two_engines_one_famil
     cluster_state.register(pair[1], 60)
     joining = replace(info("llamacpp", "qwen2"), fingerprint="family-3", layout=KVLayout(36, 8, 64, "f16"))
     with pytest.raises(
-        ConfigError, match=r"already: llamacpp computes without the sliding window .* one engine at both"
+        ConfigError, match=r"already: llamacpp computes without the sliding window .* same engine for prefill and"
     ):
         check_family(cluster_state, "m", joining)
     # And a worker that does not tell its shape yet is judged by its family, as before

@@ -108,7 +108,7 @@ def test_a_gradebooks_totals_and_reviews_stand_in_for_the_table(
         (("out", "--grades", "hand.csv", "--reviews"), "--grades FILE, or --reviews"),
         (("out", "--grades", "none.csv"), "can't be read"),
         (("nowhere", "--grades", "hand.csv"), "holds no batch"),
-        (("submissions", "--grades", "hand.csv", "--model", "m"), "--rubric is missing"),
+        (("submissions", "--grades", "hand.csv", "--model", "m"), "--model needs a rubric"),
     ],
 )
 def test_what_can_not_be_evaluated_is_said(

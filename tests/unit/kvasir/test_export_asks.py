@@ -160,7 +160,7 @@ def test_the_only_column_is_taken_if_it_is_called_like_the_class(tmp_path: Path)
 def test_points_possible_that_cannot_be_are_refused(tmp_path: Path, points: str, scale: bool) -> None:
     homework_6(tmp_path / "out")
 
-    with pytest.raises(ExportError, match="Canvas counts this assignment as"):
+    with pytest.raises(ExportError, match="Canvas gives this assignment"):
         export_canvas(tmp_path / "out", gradebook("Homework 6 (602)", points=points), "602", scale=scale)
 
 

@@ -232,4 +232,4 @@ def test_a_folder_that_can_not_be_locked_is_said(capsys: pytest.CaptureFixture[s
     (OUT / "report.lock").symlink_to("batch.json")
 
     assert cli.run_command(["results", "out"]) == 2
-    assert "it is a link" in capsys.readouterr().err
+    assert "the file is a link" in capsys.readouterr().err

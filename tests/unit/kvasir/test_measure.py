@@ -59,7 +59,7 @@ def test_other_models_measured_earlier_are_kept_and_a_damaged_file_is_said(tmp_p
 
     assert set(json.loads(file.read_text("utf-8"))["models"]) == {"one", "two"}
     file.write_text("[", "utf-8")
-    with pytest.raises(UsageError, match=r"can't be kept in .*rates\.json"):
+    with pytest.raises(UsageError, match=r"can't save the measurements in .*rates\.json"):
         measure.keep(file, "models", {})
 
 

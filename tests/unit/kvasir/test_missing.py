@@ -56,6 +56,13 @@ def test_a_lost_worker_is_named_with_its_jobs_and_who_has_them_now(tmp_path: Pat
     ]
 
 
+def test_of_two_losses_of_one_worker_the_last_is_named(tmp_path: Path) -> None:
+    first, second = worker("mac2", jobs=("a",)), worker("mac2", started_at=300.0, jobs=("b", "c"))
+    assert missing_workers(settings(tmp_path), Memory([], [(30, second), (400, first)])) == [
+        "mac2 gone for 30 s: its decode worker of m:7b, held 2 jobs."
+    ]
+
+
 @pytest.mark.parametrize(
     ("again", "missing"),
     [

@@ -73,9 +73,9 @@ def test_each_question_of_otter_is_a_criterion(rubric_of: Any) -> None:
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ('{"cells": []}', "gives no points"),
+        ('{"cells": []}', "has no points"),
         ("{", "not valid JSON"),
-        (json.dumps({"cells": [cell("raw", "# BEGIN QUESTION\nname: [")]}), "does not hold valid YAML"),
+        (json.dumps({"cells": [cell("raw", "# BEGIN QUESTION\nname: [")]}), "is not valid YAML"),
     ],
 )
 def test_a_notebook_without_points_is_said_in_a_sentence(

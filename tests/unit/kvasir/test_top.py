@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from kvasir.commands.status import remarks
 from kvasir.commands.top import frame
 from kvasir.commands.top_batches import BatchState, BatchWatch, find_batches
 from messages.errors import BatchError
@@ -59,6 +60,26 @@ def batch(tmp_path: Path) -> Batch:
     made = Batch(tmp_path / "out")
     made.plan(map(entry, JOBS), {})
     return made
+
+
+def worker(name: str, **changes: Any) -> dict[str, Any]:
+    return WORKER | {"worker_id": name} | changes
+
+
+def test_a_worker_far_slower_than_its_like_is_named() -> None:
+    slow, unlike = worker("mac3.1.c", tokens_per_s=12.0), worker("spark1.1.d", engine="vllm", tokens_per_s=1.0)
+    assert remarks(STATE | {"workers": [WORKER, slow, unlike]})[1] == (
+        "mac3.1.c makes 12 tokens/s and mac2.17.a1b2c3 65: look at its machine (another program, heat, swapping)."
+    )
+    for well in (worker("mac3.1.c", tokens_per_s=17.0), slow | {"busy": 0}, slow | {"tokens_per_s": 0.0}):
+        assert not any("mac3" in sentence for sentence in remarks(STATE | {"workers": [WORKER, well]}))
+
+
+def test_a_worker_that_does_nothing_has_no_rate() -> None:
+    for idle in (worker("mac3.1.c", busy=0), worker("mac3.1.c", off="paused itself", paused_because="no store")):
+        line = next(line for line in drawn(STATE | {"workers": [idle]}).splitlines() if "mac3.1.c  mlx" in line)
+        assert "65" not in line
+        assert line.rstrip().endswith(idle["off"] or "1,234")
 
 
 def test_a_frame_has_queues_workers_store_and_what_needs_a_person() -> None:

@@ -45,7 +45,7 @@ def test_each_layer_has_one_kind_and_those_that_attend_to_all_are_full() -> None
 
     assert lay.full_layers == (2, 4, 5)
     for twice in ({"window_layers": (0,)}, {"both_layers": (3,)}, {"recurrent_layers": (0, 0)}):
-        with pytest.raises(InvalidMessage, match="once at most"):
+        with pytest.raises(InvalidMessage, match="at most once"):
             dataclasses.replace(lay, **twice)  # type: ignore[arg-type]
     for outside in ({"recurrent_layers": (6,)}, {"both_layers": (-1,)}, {"v_head_dim": 5000}, {"v_head_dim": True}):
         with pytest.raises(InvalidMessage, match="must be a whole number"):
@@ -137,8 +137,8 @@ def test_a_cache_with_a_gap_a_wrong_shape_or_dtype_is_refused() -> None:
     whole = np.zeros(lay.block_shape(32), lay.numpy_type)
 
     for blocks, reason in (
-        ([Block(32, whole)], "a KV block is at position 32, not 0"),
-        ([Block(0, whole), Block(31, whole)], "a KV block is at position 31"),
+        ([Block(32, whole)], "a KV block begins at position 32, not 0"),
+        ([Block(0, whole), Block(31, whole)], "a KV block begins at position 31"),
         ([Block(0, whole[:-1])], "a KV block has shape"),
         ([Block(0, whole.astype(np.float32))], "a KV block has dtype float32, not f16"),
     ):
@@ -165,7 +165,7 @@ def test_a_window_of_another_shape_or_with_too_few_rows_is_refused() -> None:
     for data in (rows[:1], rows[..., :4], rows.astype(np.float32)):
         with pytest.raises(KVTransferFailed, match="the window record has the wrong dtype or shape"):
             KVCache(lay, (block,), Window(20, data))
-    with pytest.raises(KVTransferFailed, match="the window record has 14 rows; 15 are needed"):
+    with pytest.raises(KVTransferFailed, match="the window record has 14 rows, but needs 15"):
         KVCache(lay, (block,), Window(20, rows[:, :, 1:]))
     # And a model without such layers has no record of them
     plain = layout()
@@ -197,7 +197,7 @@ def test_a_hybrid_cache_needs_the_state_of_each_recurrent_layer_where_it_ends() 
         with pytest.raises(KVTransferFailed, match="one state of each recurrent layer at position 20"):
             KVCache(lay, (block,), states=states)
     for data in (whole[1].data[:-1], whole[1].data.astype("<f2")):
-        with pytest.raises(KVTransferFailed, match="a recurrent state is not"):
+        with pytest.raises(KVTransferFailed, match="a recurrent state must have"):
             KVCache(lay, (block,), states=(whole[0], RecurrentState(20, 1, data), whole[2]))
 
 
@@ -216,9 +216,9 @@ def test_a_cache_leaves_a_prompt_s_last_token_unless_none_has_to_be_left() -> No
 
     cache.require_part_of(21)
     cache.require_part_of(20, min_evaluated=0)
-    with pytest.raises(KVTransferFailed, match="covers 20 tokens of 20: none is left"):
+    with pytest.raises(KVTransferFailed, match="covers 20 of the prompt's 20 tokens: none is left"):
         cache.require_part_of(20)
-    with pytest.raises(KVTransferFailed, match=r"covers 20 tokens of 19$"):
+    with pytest.raises(KVTransferFailed, match=r"covers 20 of the prompt's 19 tokens$"):
         cache.require_part_of(19, min_evaluated=0)
 
 

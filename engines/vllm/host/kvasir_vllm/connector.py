@@ -36,7 +36,7 @@ _SHARED_MEMORY = "/dev/shm"
 _WORD = re.compile(r"[A-Za-z0-9_-]{1,100}")  # a path component that can't lead out of the folder
 _SIZES = ("model_type", "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
 _NUMPY_TYPES = {"f32": "<f4", "f16": "<f2", "bf16": "<u2"}
-_PATIENCE_S = 10.0  # how long to wait for a slow reader; one that is gone is noticed at once
+_PATIENCE_S = 10.0  # how long to wait for a slow reader; a reader that is gone is noticed at once
 
 
 @dataclass
@@ -47,9 +47,9 @@ class TransferRequest:
     folder: str
     length: int  # of its prompt
     block: int
-    emitted_until: int | None  # end of the blocks given out so far; None: no blocks are wanted
+    emitted_until: int | None  # tokens whose blocks have been given out; None: no blocks are wanted
     inject: tuple[str, int] | None
-    evaluated_tokens: int = 0  # tokens of the prompt that were scheduled
+    evaluated_tokens: int = 0  # tokens of the prompt that vLLM has scheduled
     loading: bool = False
 
 
@@ -130,9 +130,8 @@ class KvasirConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         computed_tokens |= dict(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
         for request_id, num_scheduled in scheduler_output.num_scheduled_tokens.items():
             transfer = self._transfer_requests.get(request_id)
-            if (
-                transfer is not None and computed_tokens[request_id] < transfer.length
-            ):  # otherwise each step of an answer would copy lists
+            # For the prompt only: otherwise each step of an answer would copy lists.
+            if transfer is not None and computed_tokens[request_id] < transfer.length:
                 blocks = scheduler_output.kv_connector_block_state.get_block_ids(request_id)
                 self._plan(
                     step, transfer, computed_tokens[request_id], num_scheduled, tuple(list(group) for group in blocks)
@@ -248,12 +247,13 @@ class KvasirConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     def _load(self, load: Load) -> None:
         pages = self._known_pages()
         if pages.window and load.prefix_length < load.tokens:
-            raise ValueError("a sliding window can't be moved back")
+            raise ValueError("a sliding window can't go back to an earlier position")
         rows = pages.window_rows(load.tokens)
         full = (len(pages.full_layers), 2, load.tokens, pages.heads, pages.dim)
         windows = (len(pages.window_layers), 2, rows, pages.heads, pages.dim)
         with self._folder(load) as folder, open(open_file(folder, load.name, os.O_RDONLY), "rb") as file:
-            # Mapped copy-on-write, so that PyTorch accepts it. Nothing is written to it.
+            # PyTorch accepts only writable arrays. So the file is mapped copy-on-write, although nothing is written to
+            # it.
             data = np.memmap(file, _NUMPY_TYPES[pages.dtype], "c")
         full_data, window_data = np.split(data, [math.prod(full)])
         pages.write(pages.full_layers, load.blocks, 0, full_data.reshape(full)[:, :, : load.prefix_length])

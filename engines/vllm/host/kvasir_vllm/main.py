@@ -26,7 +26,8 @@ from .shared_folder import bind, open_folder
 
 _PROBE = "probe"
 _PROBE_TOKENS = 4
-_INTERVALS = hasattr(SamplingParams, "stream_interval")  # vLLM 0.32 has it; without it tokens arrive one by one
+# vLLM 0.32 has this option; before it, tokens arrived one by one
+_INTERVALS = hasattr(SamplingParams, "stream_interval")
 
 
 class Host:
@@ -90,7 +91,7 @@ class Host:
             pass
         self._drain()
         if not self._shape:
-            raise RuntimeError(self._probe_problem or "vLLM gave no KV cache out")
+            raise RuntimeError(self._probe_problem or "vLLM gave out no KV cache")
 
     async def _generate(self, request: wire.Message) -> None:
         key = request["id"]
@@ -116,7 +117,7 @@ class Host:
         async for output in self._engine.generate(prompt, self._parameters(request), key):
             self._drain()  # drop older messages of the connector
             if key in self._failed_keys:
-                # Otherwise a model with several groups of layers would answer from missing values.
+                # Without the abort, a model with several groups of layers would answer from missing values.
                 await self._engine.abort(key)
                 return
             (completion,) = output.outputs

@@ -37,7 +37,7 @@ class Pages:
         self._groups = [group_of[name] for name in names]
         windows = [int(getattr(layers[name], "sliding_window", None) or 0) for name in names]
         if len(set(windows) - {0}) > 1:
-            raise UnknownPages("its sliding windows differ in length")
+            raise UnknownPages("the model's sliding windows differ in length")
         self.window = max(windows)
         self.full_layers = [layer for layer, window in enumerate(windows) if not window]
         self.window_layers = [layer for layer, window in enumerate(windows) if window]
@@ -47,7 +47,7 @@ class Pages:
         self.heads, self.dim, self.dtype = int(first.shape[1]), int(first.shape[3]) // 2, DTYPES[first.dtype]
         self._positions = self._probe(first, layer)
         if len(names) > 1 and not torch.equal(self._positions, self._probe(self._caches[-1], layers[names[-1]])):
-            raise UnknownPages("its layers keep keys and values in different orders")
+            raise UnknownPages("the model's layers keep keys and values in different orders")
 
     @property
     def shape(self) -> dict[str, Any]:
@@ -79,7 +79,7 @@ class Pages:
         first, last = begin // self.tokens, -(-(begin + count) // self.tokens)
         offset = begin - first * self.tokens
         pages = torch.arange(last - first, device=self._positions.device)[:, None] * self._positions.numel()
-        # (tokens of all pages, numbers of a token), cut to those that there are
+        # (tokens of these pages, numbers of a token), cut to the wanted positions
         places = (pages + self._positions[None]).reshape((last - first) * self.tokens, -1)[offset : offset + count]
         for layer, layer_data in zip(layers, data, strict=True):
             cache = self._caches[layer]
@@ -114,12 +114,12 @@ class Pages:
             try:
                 layer.impl.do_kv_cache_update(layer, keys, values, page, slots)
             except Exception as error:
-                raise UnknownPages(f"{type(layer.impl).__name__} did not take a probe: {error!r:.200}") from error
+                raise UnknownPages(f"{type(layer.impl).__name__} could not store a probe: {error!r:.200}") from error
             number_at += page.reshape(-1).to(torch.int64) * place
             place *= _DIGIT
         positions = torch.empty_like(number_at)
         if not torch.equal(number_at.sort().values, torch.arange(count, device=cache.device)):
-            raise UnknownPages(f"{type(layer.impl).__name__} does not keep each number of K and V once, as it came")
+            raise UnknownPages(f"{type(layer.impl).__name__} does not keep each number of K and V unchanged and once")
         positions[number_at] = torch.arange(count, device=cache.device)
         return positions
 
@@ -128,15 +128,15 @@ def _number(name: str) -> int:
     """The number of a layer, from a name such as "model.layers.7.self_attn.attn"."""
     numbers = [int(part) for part in name.split(".") if part.isdigit()]
     if len(numbers) != 1:
-        raise UnknownPages(f"which layer {name!r} is, is not known here")
+        raise UnknownPages(f"the name {name!r} does not say which layer it is")
     return numbers[0]
 
 
 def _require_plain(caches: Sequence[torch.Tensor]) -> None:
     if len({(cache.shape, cache.stride(), cache.dtype) for cache in caches}) != 1:
-        raise UnknownPages("its layers' pages differ in shape or type")
+        raise UnknownPages("the pages of the model's layers differ in shape or type")
     cache = caches[0]
     if cache.ndim != 4 or cache.shape[3] % 2:
-        raise UnknownPages(f"pages of the shape {tuple(cache.shape)} are not known here")
+        raise UnknownPages(f"pages of the shape {tuple(cache.shape)} are not supported")
     if cache.dtype not in DTYPES:
         raise UnknownPages(f"a KV cache of {cache.dtype} is not transferred; only f32, f16 and bf16 are")

@@ -43,7 +43,7 @@ class KvasirSampler(AdapterLogitsProcessor):  # type: ignore[misc]
         except (KeyError, TypeError, ValueError, OverflowError):
             fits = False
         if not fits:
-            raise ValueError("Kvasir's sampling has temperature (above 0), top_p, top_k and seed (0 or more)")
+            raise ValueError("Kvasir's sampling must have temperature (above 0), top_p, top_k and seed (0 or more)")
 
 
 def _sampling_of(params: Any) -> Any:

@@ -82,7 +82,7 @@ def test_what_no_model_gave_points_to_and_what_was_an_example_is_left_out() -> N
     grades = [replace(grade, **odd.get(number, {})) for number, grade in enumerate(MODEL.grades)]  # type: ignore[arg-type]
 
     assert evaluate(class_of(*grades), by_hand("Ada")).submissions == SIZE - len(odd)
-    with pytest.raises(EvaluationError, match="no hand grade belongs to a submission"):
+    with pytest.raises(EvaluationError, match="no submission has both a hand grade"):
         evaluate(class_of(*grades[:4]), by_hand("Ada"))
 
 

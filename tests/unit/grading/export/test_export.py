@@ -168,7 +168,9 @@ def test_a_semicolon_file_keeps_its_decimal_commas(canvas: Path) -> None:
 def test_points_possible_must_be_the_rubrics_total_or_be_scaled_to(canvas: Path) -> None:
     hundred = GRADEBOOK.replace(b"10,6,(read only)", b"10,100,(read only)")
 
-    with pytest.raises(ExportError, match=r"100 points, the rubric adds up to 6.*let the points be scaled") as refused:
+    with pytest.raises(
+        ExportError, match=r"100 points, but the rubric adds up to 6.*let the points be scaled"
+    ) as refused:
         export_canvas(canvas, hundred, "701")
     assert "--" not in str(refused.value), "the desk has no flags"
     made = export_canvas(canvas, hundred, "701", scale=True)
@@ -276,7 +278,7 @@ def test_a_worksheet_without_a_needed_column_is_refused(moodle: Path, lost: byte
 
 
 def test_a_maximum_that_is_not_the_rubrics_total_is_refused(moodle: Path) -> None:
-    with pytest.raises(ExportError, match=r"100\.00 points, the rubric adds up to 6"):
+    with pytest.raises(ExportError, match=r"100\.00 points, but the rubric adds up to 6"):
         export_moodle(moodle, WORKSHEET.replace(b"6.00", b"100.00"))
 
 

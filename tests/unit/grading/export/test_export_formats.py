@@ -14,6 +14,7 @@ from grading.export import DESK_FORMATS, FORMATS, Choices, ExportFormat
 from grading.points import CriterionGrade, Grade
 from grading.report.grades import GradedClass, save_graded
 from producers.batch.batch import Batch
+from producers.storage.private import kept_in
 from tests.support.processes import ROOT
 
 GRADEBOOK = b"Student,ID,SIS User ID,SIS Login ID,Section,A (1),B (2)\n    Points Possible,,,,,5,5\n"
@@ -197,3 +198,10 @@ def test_the_file_is_called_as_the_format_says(each: ExportFormat, tmp_path: Pat
     made = {each.make(tmp_path, include_unreviewed=False, **chosen).name for chosen in choices}
 
     assert made == set(each.file_names)
+
+
+@pytest.mark.parametrize("each", FORMATS, ids=lambda each: each.name)
+def test_what_a_format_writes_into_a_batchs_folder_is_forgotten_with_it(each: ExportFormat, tmp_path: Path) -> None:
+    for name in each.file_names:
+        (tmp_path / name).touch()
+    assert {path.name for path in kept_in(tmp_path)} == set(each.file_names)

@@ -108,7 +108,7 @@ def test_rows_without_a_request_are_said_and_empty_lines_are_not(out: Path) -> N
 
 
 def test_a_criterion_that_is_none_and_a_text_without_end_are_refused(out: Path) -> None:
-    with pytest.raises(ExportError, match="requests, row 2: 'style' is not a criterion; there are "):
+    with pytest.raises(ExportError, match="requests, row 2: 'style' is not a criterion of this class; use one of "):
         requests_from(table(out, ("0", "style", "why?")), grades(out))
     with pytest.raises(ExportError, match=r"the request is too long: at most 20,000 characters.* has 20,001"):
         Request.about(grades(out)[0], None, "x" * 20_001)

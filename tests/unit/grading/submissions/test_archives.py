@@ -222,7 +222,7 @@ def test_a_member_longer_than_its_header_says_is_not_read_past_it(tmp_path):
     data = path.read_bytes().replace(struct.pack("<L", 5000), struct.pack("<L", 10))
     path.write_bytes(data)
 
-    assert by_name(path)["a.R"].problem == "it is damaged in the zip"
+    assert by_name(path)["a.R"].problem == "it is damaged in the zip; hand it in again"
 
 
 def test_a_bomb_is_refused_by_its_ratio(tmp_path):
@@ -246,7 +246,7 @@ def test_a_zip_that_expands_to_too_much_is_an_error(tmp_path, monkeypatch):
 def test_a_zip_with_too_many_members_is_an_error(tmp_path):
     path = make_zip(tmp_path / "class.zip", {f"{i}.R": "" for i in range(20_001)})
 
-    with pytest.raises(SubmissionError, match=r"holds 20,001 files; at most 20,000 are read"):
+    with pytest.raises(SubmissionError, match=r"holds 20,001 files, but at most 20,000 are read"):
         read_submissions(path)
 
 

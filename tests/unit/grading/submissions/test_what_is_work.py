@@ -194,7 +194,7 @@ def test_a_git_lfs_pointer_is_called_that(tmp_path: Path, address: str) -> None:
     pointer = f"version {address}\noid sha256:4d7a2146\nsize 12345\n"
     submissions = read(tmp_path, {"ada.ipynb": pointer, "bob/hw.R": pointer, "bob/q2.R": "x <- 1"})
 
-    assert submissions["ada.ipynb"].problem.startswith("it is a Git LFS pointer")
+    assert submissions["ada.ipynb"].problem.startswith("it is only a Git LFS pointer")
     assert submissions["bob"].doubtful_notes == (f"file 1 (.r): {submissions['ada.ipynb'].problem}",)
 
 
