@@ -14,9 +14,9 @@ from typing import Any, Literal
 from messages import checks
 from messages.change import non_default_fields, replace_fields
 from messages.errors import InvalidMessage
-from messages.json_schema import check_schema
 from messages.kv import KVLayout
 from messages.limits import MAX_ANSWER_BYTES, MAX_PARTS, MAX_PROMPT_BYTES, MAX_SCHEMA_BYTES
+from messages.strict_schema import check_schema
 
 KIB = 1024
 MIB = 1024 * KIB
