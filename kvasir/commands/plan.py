@@ -17,7 +17,7 @@ from grading.submissions.tokens import estimate_tokens
 from kvasir import class_run
 from kvasir.options import Globals, Models, class_options, group_options, path
 from kvasir.plan import workload
-from kvasir.plan.running_cluster import fleet_of
+from kvasir.plan.cluster import fleet_of
 from kvasir.plan.fleet import PlannedJob, models_of
 from kvasir.plan.prediction import Prediction, predict
 from kvasir.plan.simulate import SimulatedRun, typical

@@ -10,7 +10,7 @@ from infra.config.settings import Settings
 from kvasir.compat.models import resolve_model
 from kvasir.connect import connect
 from kvasir.options import Globals, path, quiet_option, wait_option
-from kvasir.plan.running_cluster import expectation
+from kvasir.plan.cluster import expectation
 from kvasir.terminal import TerminalProgress, say, stderr
 from messages.errors import BatchError, ConfigError
 from messages.lines import on_one_line
