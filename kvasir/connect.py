@@ -1,4 +1,4 @@
-"""Makes a Client from settings: for the cluster if a broker is configured, else for a pipeline in this process."""
+"""From settings to a Client, of the cluster or of a pipeline in this process, and to the options of an engine."""
 
 import logging
 import threading
@@ -11,15 +11,16 @@ import kvstore.connect
 from decode_worker.stealing.models import CachedModel, ModelCache
 from decode_worker.worker import DecodeWorker
 from engines.base import LoadedEngine
+from engines.entry import EngineOptions
 from engines.proof import prove
 from engines.registry import Engine, open_engine
 from infra.broker.embedded.broker import EmbeddedBroker, EmbeddedServer
 from infra.config.settings import ModelSettings, Settings
-from kvasir.engine_options import engine_options
 from kvstore.cluster_state import BestEffortClusterState
 from kvstore.connect import Stores
 from kvstore.heartbeat import REGISTRATION_TTL_S
 from messages.errors import BatchError, ConfigError
+from messages.installed import engine_entry
 from messages.lifecycle import Event
 from monitoring.events import Observer
 from prefill_worker.worker import PrefillWorker
@@ -151,3 +152,11 @@ def _local_client(settings: Settings, models: Sequence[str], observe: Callable[[
     except BaseException:
         close()
         raise
+
+
+def engine_options(
+    model: ModelSettings, engine: str, weights: str, context: int, slots: int, prefill_slots: int = 1
+) -> EngineOptions:
+    """Return the engine's options. Raises ConfigError for a bad key file."""
+    key = model.api_key.reveal() if model.api_key and engine_entry(engine).takes_api_key else ""
+    return EngineOptions(weights, context, slots, model.threads, model.allow_external, key, prefill_slots)

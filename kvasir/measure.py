@@ -23,10 +23,9 @@ import click
 from engines.base import EngineInfo
 from engines.registry import Engine, entries, open_engine
 from infra.config.sources import user_data_dir
-from kvasir.connect import require_cluster
+from kvasir.connect import engine_options, require_cluster
 from kvasir.doctor.cluster import measured_links
 from kvasir.doctor.services import link_text
-from kvasir.engine_options import engine_options
 from kvasir.options import Globals, Number
 from kvasir.terminal import say
 from messages.errors import KvasirError, UsageError

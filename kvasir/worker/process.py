@@ -21,8 +21,7 @@ from engines.worker_info import MEND_ROPE, different_rope, ignored_window, kv_te
 from infra.config.hours import Hours
 from infra.config.settings import ModelSettings, Settings
 from infra.quick_jobs import QuickJobs
-from kvasir.connect import is_cluster, open_broker, open_stores
-from kvasir.engine_options import engine_options
+from kvasir.connect import engine_options, is_cluster, open_broker, open_stores
 from kvasir.measure import kept_links
 from kvasir.worker.both_roles import TwoRoleWorker
 from kvasir.worker.page import PageOptions, worker_page
