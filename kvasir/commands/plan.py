@@ -177,9 +177,7 @@ def _print_prediction(prediction: Prediction, goals: Sequence[Target]) -> None:
         ("one more like", "which does", "then it takes", "sooner by"), rows, right=("then it takes", "sooner by")
     )
     say("")
-    for sentence in _ASSUMPTIONS:
-        say(sentence)
-    say("")
+    say("\n".join(_ASSUMPTIONS) + "\n")
     print_table(("target", "goal", "predicted", "", "why"), map(_row, goals))
 
 
