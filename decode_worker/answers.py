@@ -52,7 +52,7 @@ class Answers:
             )
         while self._next():
             pass
-        # The list may grow during this loop, because each helper may start another one.
+        # The list can grow during this loop, because each helper can start another one.
         for helper in self._helpers:
             helper.join()
         if self._errors:

@@ -63,8 +63,8 @@ class Fallback:
 
     def _is_needed(self) -> bool:
         registrations = self._cluster_state.registrations()
-        # If even this worker's own registration is missing, the store could not be read, and other workers may be
-        # there.
+        # If this worker's own registration is missing, the store could not be read. Then nothing is known about other
+        # workers.
         if not any(registration.worker_id == self._worker_id for registration in registrations):
             return False
         if any(

@@ -21,10 +21,11 @@ from infra.worker_loop import OneByOne
 from kvstore.base import KVStore
 from messages.errors import BrokerUnavailable, NoQueue
 
-# A slot counts as soon free if its job ends within this time, or within twice the time that fetching a KV cache takes.
+# A slot counts as nearly free if its job will end within this time, or within twice the time that fetching a KV cache
+# takes.
 _SOON_S = 0.5
-# A fetched job that still has no slot is handed back after this time, or after a quarter of a job's mean time. The
-# estimate that a slot would be free was wrong.
+# A fetched job that gets no slot within this time is handed back, because the worker expected a free slot too early.
+# For long jobs, the limit is a quarter of a job's mean time.
 _HOLD_S = 2.0
 
 
@@ -52,7 +53,7 @@ class DecodeFlow:
         self._kv = kv
         self._hand_back = hand_back
         self._is_pushed = True
-        self._credit = self._slots.count  # the broker may push at least this many more jobs
+        self._credit = self._slots.count  # the broker can push at least this many more jobs
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="fetch ahead")
         self._ahead: Delivery | None = None
         self._ahead_since = 0.0

@@ -56,11 +56,12 @@ log = logging.getLogger(__name__)
 _FAILURES = 3
 _PROBE = bytes(1 << 16)  # about the size of a small KV cache
 _PROBE_EVERY_S = 30.0
-# Up to this length, prefilling here is faster than sending the job back and fetching its KV cache again.
+# A prompt of up to this length is prefilled here. That is faster than sending the job back and fetching its KV cache
+# again.
 LOCAL_PREFILL_TOKENS = 256
-# The most nats by which two sets of log-probabilities may differ on average. Rounding causes differences up to 0.11
+# The maximum mean difference between two sets of log-probabilities, in nats. Rounding causes differences up to 0.11
 # (SmolLM2 as Q4_1, float32 and bfloat16, between llama.cpp and MLX). The KV cache of another prompt causes 0.6 to 3.4.
-# The last two figures come from tiny models of random weights, which predict no token with confidence.
+# The figures 0.6 and 3.4 come from tiny models with random weights, which predict no token with confidence.
 MAX_GAP = 0.5
 
 
@@ -85,7 +86,7 @@ class DecodeAttempt(Attempt[DecodeJob]):
     before_s: float = 0.0  # seconds from submission until the first answer began
     is_rounded: bool = False  # whether the two engines' dtypes or weight formats differ
     result: JobResult = field(init=False)
-    body: bytes = b""  # the encoded result; b"" as long as the job needs its slot
+    body: bytes = b""  # the encoded result; b"" while the job still needs its slot
 
     @property
     def key(self) -> Run:
@@ -168,7 +169,7 @@ class Generator:
         self._worker_id = worker_id
         self._observe = observe
         self.checks = KVChecks(kv_check_every)
-        self._failed_fetches = 0  # failed fetches and probes since the last one that succeeded
+        self._failed_fetches = 0  # number of failed fetches and probes since the last success
         self._next_probe = 0.0  # monotonic clock
 
     def result(self, attempt: DecodeAttempt) -> JobResult:
@@ -467,7 +468,7 @@ class Producer:
 
     jobs_since_check: int = 0
     has_passed: bool = False
-    why_ended: str = ""  # why this worker stopped using the producer's KV caches; "" if it still uses them
+    why_ended: str = ""  # why this worker no longer uses these KV caches; "" if it still uses them
 
 
 class KVChecks:

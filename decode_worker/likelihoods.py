@@ -22,11 +22,12 @@ from messages.kv import KVCache
 
 log = logging.getLogger(__name__)
 
-# The most forward passes for one value. A number may have several tokens and several spellings, and each needs a pass.
+# The maximum number of forward passes for one value. A number can have several tokens and several spellings, and each
+# needs a pass.
 _PASSES = 8
 # Less likely continuations are not followed.
 _NEGLIGIBLE = math.log(1e-3)
-# If the values have less probability than this together, the model expected something else at this place.
+# If the values' probabilities add up to less than this, the model expected something else at this place.
 _MIN_TOTAL = 0.01
 _DIGITS = 4
 
@@ -84,7 +85,7 @@ def _place(engine: Detokenizes, path: Sequence[str], answer: str, tokens: Sequen
     names = [rf"(?<!\\){re.escape(json.dumps(name))}\s*:\s*" for name in path]
     match = re.search("(?s:.*?)".join(names), answer)
     whole = engine.text_of(tokens)
-    # Before the answer, the tokens may hold the text of a hidden channel.
+    # Before the answer, the tokens can hold the text of a hidden channel.
     if match is None or not whole.endswith(answer):
         return None
     start = len(whole) - len(answer) + match.end()

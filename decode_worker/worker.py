@@ -102,7 +102,7 @@ class DecodeWorker:
         self._jobs = steps(broker, self._settler, self.slots, self.handle, self.commit, group_help)
         self._aborting = False
         self._started_at = self._cluster_state.now()
-        # Jobs that this worker passes on get a settler of their own, because this worker does not decode them.
+        # This worker does not decode the jobs that it passes on, so a separate settler settles them.
         passing_on = Settler(broker, model_cache.models, observe)
         self._fallback = Fallback(broker, self._cluster_state, passing_on, self.worker_id, model, self.slots.count)
 
@@ -156,7 +156,7 @@ class DecodeWorker:
             self._delete_own_blocks(attempt.job for attempt in answers)
             for attempt in answers:
                 failpoint("decode.deleted", attempt.envelope.job_id)
-        # Only if this worker closed its connection. The broker then delivers the jobs again.
+        # This error comes only if this worker closed its connection. The broker then delivers the jobs again.
         except BrokerUnavailable:
             log.warning("%d jobs: left unacked, the broker connection is closed", len(answers))
         finally:
@@ -183,13 +183,14 @@ class DecodeWorker:
             self._settler.defer(attempt)
             yield False
         else:
-            # The abort came after this delivery and before this attempt was listed, so it did not reach the attempt.
+            # The worker was aborted after this delivery came and before this attempt was listed, so the abort did not
+            # reach the attempt.
             if self._aborting:
                 attempt.stop_for("not now")
             try:
                 yield True
             finally:
-                # This comes before the job is settled, because a copy that is sent back may return here at once as
+                # This comes before the job is settled, because a copy that is sent back can return here at once as
                 # another attempt.
                 if not attempt.body:
                     self._running_jobs.end(attempt)
@@ -204,7 +205,7 @@ class DecodeWorker:
     def stop(self, abort: bool = False) -> None:
         """Stop after the jobs in the slots. With `abort`, hand those back too."""
         self.loop.stop()
-        self._aborting = abort or self._aborting  # must come first, because a job may begin at this moment
+        self._aborting = abort or self._aborting  # comes first, because a job can begin at the same moment
         if abort:
             self._end_all("not now")
 
@@ -308,7 +309,7 @@ def _result_in(body: bytes) -> JobResult | None:
         return None
 
 
-# The stored result, or None; and whether this worker has the claim.
+# Two values: the stored result or None, and whether this worker has the claim.
 _Standing = tuple[bytes | None, bool]
 
 

@@ -49,7 +49,7 @@ class Inputs:
     code_model: str = ""
     feedback_model: str = ""
     created_at: float = 0.0
-    # The value for `kvasir grade --ask`. "" has the meaning of "together".
+    # The value for `kvasir grade --ask`. "" means the same as "together".
     ask: str = ""
     samples: int = 1
     examples: str = ""  # the file of hand grades for `kvasir grade --examples`

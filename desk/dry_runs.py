@@ -13,7 +13,7 @@ def read_findings(folder: Path) -> dict[str, Any]:
     work = dry_run_work(folder)
     try:
         findings: dict[str, Any] = from_json(read_ordinary(work.out))
-        # Building the table here makes findings of an unexpected form fail here, and not later on a page.
+        # If the findings have an unexpected form, building the table fails here, and not later on a page.
         findings_table(findings)
         sum(part["tokens"] for part in findings["shared_prefix"])
     except (OSError, ValueError, TypeError, KeyError, AttributeError):

@@ -12,9 +12,9 @@ class ModelRate:
 
     model: str
     answers: int
-    # Counts the tokens that the engine computed, and the seconds in which it computed them.
+    # The tokens that the engine computed, divided by the seconds that it needed for them.
     prefill_tokens_per_s: float
-    decode_tokens_per_s: float  # rate of one sequence, although slots decode several at once
+    decode_tokens_per_s: float  # for one sequence; all slots together decode faster
     transferred_answers: int  # answers decoded from a KV cache that another engine computed
 
 

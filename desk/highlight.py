@@ -12,7 +12,7 @@ _LEXERS = {"Python": "python", "R": "r", "SQL": "sql", "Julia": "julia", "Bash":
 _KINDS = ((Comment, "c"), (String, "s"), (Number, "n"), (Keyword, "k"), (Operator.Word, "k"))
 # In characters. A longer line is data, and a lexer needs four times as long for twice the length.
 _MAX_LINE = 1_000
-# In seconds of CPU time. A limit in seconds of the clock would show less colour on a busy machine.
+# In seconds of CPU time. If the clock were used, a busy machine would show less colour.
 _MOST_S = 0.2
 
 # The pieces of one line as (kind, text). The kinds are c, s, n and k; "" means anything else.

@@ -14,13 +14,14 @@ from PIL import Image
 
 from grading.submissions.figures import Figure, Place
 
-# Limit for one picture. A picture of 10 by 8 inches at 300 dots per inch has 7 million pixels.
+# Maximum number of pixels of one picture. A picture of 10 by 8 inches at 300 dots per inch has 7 million pixels.
 MAX_PIXELS = 12_000_000
-# Limit for all pictures of one submission.
+# Maximum number of pixels of all pictures of one submission.
 ALL_PIXELS = 48_000_000
 # Longest side of a shown picture, in pixels. Half a page is narrower than this.
 _MAX_SIDE = 900
-# Limit for a progressive JPEG. Each scan covers the whole picture, and an ordinary file has about ten scans.
+# Maximum number of scans in a progressive JPEG. Each scan covers the whole picture, and an ordinary file has about ten
+# scans.
 _MAX_SCANS = 64
 _SCAN = b"\xff\xda"
 

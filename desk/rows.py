@@ -54,8 +54,8 @@ class Filter:
     awaits_reply: bool = False
 
 
-# A reviewer works through one of these queues. Submissions that wait for a decision have a queue of their own, the
-# first one. Until a person chooses a queue, the desk shows the first that is not empty.
+# A reviewer works through one of these queues. The first queue holds the submissions that wait for a decision. Until a
+# person chooses a queue, the desk shows the first that is not empty.
 QUEUES = {
     "needs review": Filter(needs_review=True, order="needs review first"),
     "asked for another look": Filter(awaits_reply=True),

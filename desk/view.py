@@ -25,7 +25,7 @@ from producers.batch.batch import BatchEntry, Counts
 from producers.batch.forms import form_of
 from producers.storage.journal import Standings
 
-_NO_GRADE = Grade("", "waiting", None, 0, ())  # stands here until the grade is made
+_NO_GRADE = Grade("", "waiting", None, 0, ())  # shown for a submission that has no grade yet
 RequestOf = Callable[[Mapping[str, Any]], GradeRequest]
 
 
@@ -46,7 +46,7 @@ class BatchView:
         self._lock = threading.RLock()
         self._stamp: tuple[tuple[int, int], ...] | None = None
         self._tail = LineTail(folder / "results.jsonl", make=codec.result_from_dict)
-        # The grades in the file that was last written before the batch was planned.
+        # The grades that were stored in the folder when this view last planned the batch.
         self.stored_class: GradedClass | None = None
         self._plan_key: object = None
         self._entries: list[BatchEntry] = []

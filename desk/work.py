@@ -33,13 +33,14 @@ from producers.storage.private import (
 )
 from producers.storage.shapes import from_json, parse_as
 
-# In the log, this line stands between the lines of one process and those of the next.
+# In the log, this line separates the lines of one process from the lines of the next process.
 RESTART_EVENT = "work_started"
 
 # With this empty trap, Ctrl-C ends the command, but not the shell around it.
 _WRAPPER = 'trap : INT; ended=$1; shift; "$@"; echo $? >"$ended"'
 
-# For this many seconds after the start, the process may still be a copy of the shell. It can swallow the signal.
+# For this many seconds after the start, the process can still be a copy of the shell. Such a copy can swallow the
+# signal.
 _DEAF_S = 0.3
 
 _BOOT = "/proc/sys/kernel/random/boot_id"
@@ -62,7 +63,7 @@ class Record:
     kind: str = "grade"  # or "retry"
     limit: int = 0  # `limit` and `only` say which submissions this run grades; 0 and () mean the whole class
     only: tuple[str, ...] = ()
-    # For people who read the file. Nothing runs this command.
+    # The command is kept for people who read the file. No program runs it.
     command: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:

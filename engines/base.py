@@ -57,7 +57,7 @@ class EngineInfo:
     layout: KVLayout | None  # None: the engine transfers no KV cache
     capabilities: Capabilities
     chars_per_token: float = 0.0  # measured on a sample of code and prose; 0: unknown
-    ropes: tuple[Rope, ...] = ()  # one for full-attention layers, then one for windowed layers; (): not known
+    ropes: tuple[Rope, ...] = ()  # RoPE of the full-attention layers, then of the windowed layers; (): not known
     vocabulary: int = 0  # number of token ids; 0: unknown, so no sketch is made
     rounding: str = "f32"  # precision of the weights: f32, f16, bf16, q8 or q4 (anything coarser than 8 bits)
     build: str = ""  # version of the program that runs the model
@@ -93,8 +93,8 @@ class Answer:
     completion_tokens: int
     finish_reason: str  # "stop" or "length"
     evaluated_tokens: int  # prompt tokens that the engine evaluated, by its own counter
-    first_token_s: float  # from the call to the first token
-    seconds: float  # from the call to the last token, including the wait for a slot inside the engine
+    first_token_s: float  # seconds from the call to the first token
+    seconds: float  # seconds from the call to the last token, including the wait for a slot inside the engine
 
     # Likelihoods of the values that the answer could have (`QuestionAnswer.likelihoods`). The engine leaves them empty,
     # and its caller fills them in.

@@ -26,7 +26,7 @@ from engines.base import TokenizedPrompt
 from messages.errors import ConfigError, InvalidPrompt
 from messages.jobs import ChatRole, Part
 
-# Only lower case, so that the marker never contains a date. Dates in a rendered template are replaced.
+# The marker has only lower-case letters, so that it never contains a date. Dates in a rendered template are replaced.
 _MARKER = "kvasirqzjwkmarker"
 _MARKER_PATTERN = re.compile(_MARKER + "([a-j]+)x")
 # Stands for a function's arguments: a JSON object whose only key is a marker. Templates print arguments with `tojson`.
@@ -35,8 +35,8 @@ _ARGUMENTS_PATTERN = re.compile(r'\{"(' + _MARKER + r'[a-j]+x)": ?0\}')
 _CALL_ID = "call00000"
 _AS_LETTERS = str.maketrans("0123456789", "abcdefghij")
 _PADDING = " \n"
-# Samples of what may follow the class-wide part. Its last tokens may depend on what follows. Such tokens are not
-# shared.
+# Samples of text that can follow the class's part of a prompt. The last tokens of that part can depend on what follows.
+# Those tokens are not shared.
 _FOLLOWERS = ("", "a", "A", "0", " ", " a", "\n", "\n\n", ".", "_", "'s", "é", "语")
 MEMORY_SIZE = 64
 
@@ -49,7 +49,7 @@ The loop visits every element twice, so the running time grows with the square o
 one pass enough. Names are clear and the tests cover the empty list, but not negative numbers.
 """
 
-# Texts on which tokenizers with the same vocabulary may differ: runs of spaces, tabs, line ends and digits, letters
+# Texts on which tokenizers with the same vocabulary can differ: runs of spaces, tabs, line ends and digits, letters
 # with combining accents, scripts without spaces, emoji of several characters, control characters, and characters
 # without a token, which are spelled in bytes.
 HARD_SAMPLE = (
@@ -185,7 +185,7 @@ class ChatPrompt(ABC):
 
     def _common_ids(self, frame: _Frame, common: tuple[str, ...]) -> tuple[int, ...]:
         """The ids with which every prompt begins that has this class-wide part, in messages of these roles."""
-        # Some templates trim messages. The x keeps them from removing a follower that is only white space.
+        # Some templates trim messages. The x keeps a template from removing a follower that is only white space.
         variants = [self._ids(frame, [*common[:-1], common[-1] + follower + "x"]) for follower in _FOLLOWERS]
         return variants[0][: min(common_prefix(variants[0], variant) for variant in variants[1:])]
 

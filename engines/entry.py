@@ -30,12 +30,12 @@ class EngineOptions:
     """How to load a model. Each engine defines what `weights` means: a file, a folder or a URL."""
 
     weights: str
-    context: int = 0  # tokens; 0: the most that the model was trained for
+    context: int = 0  # tokens; 0: as many as the model was trained for
     slots: int = 4  # sequences decoded at once
     threads: int = 0  # CPU threads; 0: the engine's choice
-    allow_external: bool = False  # prompts may go to a server outside private networks
+    allow_external: bool = False  # whether prompts are allowed to go to a server outside private networks
     api_key: str = field(default="", repr=False)  # for a server that requires one
-    prefill_slots: int = 1  # prompts that prefill computes together, if the engine can batch them
+    prefill_slots: int = 1  # number of prompts that prefill computes together, if the engine can batch them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 TOP = 64  # how many tokens an engine reports
-_NUM_LIKELIEST = 16  # how many of the reference's likeliest tokens are compared; only rounding orders the others
+_NUM_LIKELIEST = 16  # number of likeliest tokens that are compared; for all others, rounding decides the order
 
 
 def top_logprobs(scores: NDArray[np.floating[Any]]) -> dict[int, float]:

@@ -8,7 +8,7 @@ from engines.chat import common_prefix
 from messages.change import replace_fields
 from messages.jobs import PrefillJob
 
-# Replaces a job's only question. Where the two prompts begin to differ, their shared part ends.
+# This text replaces a job's only question. The shared part of the prompt ends where the two prompts begin to differ.
 _PLACEHOLDER_QUESTION = "?"
 
 

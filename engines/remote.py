@@ -46,21 +46,21 @@ CONNECT_S = 10.0
 # once, before the server has begun to work, so the request is sent again.
 IDLE_S = 1.0
 _LOST_AT_ONCE_S = 1.0
-_MOST_SENT = 4  # most attempts for a request; the next idle connection may have been closed too
+_MOST_SENT = 4  # maximum number of attempts for a request; the next idle connection can have been closed too
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 10.0  # pauses between probes of a server that is away
 FINISH_REASONS = ("stop", "length")  # the finish reasons of a complete answer
-RANDOM_SEED = 0xFFFFFFFF  # llama.cpp, which may run behind a server, takes this seed for a random one
+RANDOM_SEED = 0xFFFFFFFF  # llama.cpp, which can run behind a server, picks a random seed if it gets this one
 LETTERS_PER_TOKEN = 3.0  # assumed until the server has counted the sample's tokens
 
-# If the server counts fewer than this share of the expected tokens, it has cut the prompt. Whole prompts never differ
-# that much from other prompts or the sample in their text per token.
+# If the server counts fewer than this share of the expected tokens, it has cut the prompt. In whole prompts, the text
+# per token never differs that much from the sample or from other prompts.
 _CUT = 0.6
 # Ollama cuts a prompt to half the context plus a few tokens of its beginning. A prompt with exactly that many tokens
 # counts as whole only if about that many were expected.
 _KEPT, _CUT_TO_HALF = 8, 0.85
-_TEMPLATE_BYTES = 1024  # most bytes that a template may add to a prompt
+_TEMPLATE_BYTES = 1024  # maximum number of bytes that a template can add to a prompt
 _RUN = re.compile(r"(.)\1{3,}", re.DOTALL)  # runs of one character; each takes a token or two, however long it is
-_NEIGHBOUR_TOKENS = 256  # tokens; shorter prompts say little, because they are mostly template
+_NEIGHBOUR_TOKENS = 256  # in tokens; shorter prompts say little, because they are mostly template
 _KNOWN_MARK = re.compile(
     r"<(?=[|｜][^<>\n]{1,64}[|｜]>|<SYS>>|\|?turn\|?>|/?(?:s|bos|eos|pad|unk|think|(?:start|end)_of_(?:turn|text|image)"
     r"|tool_call|tool_response|im_start|im_end|unused\d{1,4})>)|\[(?=/?(?:INST|SYSTEM_PROMPT|AVAILABLE_TOOLS|TOOL_\w+)\])",
@@ -186,7 +186,7 @@ class RemoteServer(ABC):
                 sent_count += 1
                 async for piece in produce():
                     sent_count = _MOST_SENT
-                    while inbox.qsize() >= MAX_WAITING_EVENTS:  # the reader may be slower than the server
+                    while inbox.qsize() >= MAX_WAITING_EVENTS:  # the reader can be slower than the server
                         await asyncio.sleep(POLL_S / 10)
                     inbox.put(piece)
             except BaseException as error:

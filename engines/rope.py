@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 # Relative tolerance for comparing frequencies. Rounding to float32 changes a frequency by up to 2e-6, and a GPU's fast
-# sine by ten times that. Truncating YaRN's ramp changes frequencies by percents, and any other setting by more.
+# sine by ten times that. Truncating YaRN's ramp changes frequencies by percents, and any other setting changes them by
+# more.
 TOLERANCE = 1e-4
 # Digits of a frequency in a family's name. Names must be equal, so no tolerance is possible. Two configurations of one
-# model always differ by more in some frequency. In about one of a thousand models, two engines round to different
-# digits. Then the transfer is refused.
+# model always differ in these digits of some frequency. In about one of a thousand models, two engines round to
+# different digits. Then the transfer is refused.
 _NAMED_DIGITS = 3
 
 

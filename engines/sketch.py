@@ -47,7 +47,8 @@ TOLERANCES = {
     "q4": (0.4, 1.3),
 }
 _ROUNDINGS = tuple(TOLERANCES)
-# One position in this many may differ by more. Where two experts are nearly tied, rounding may choose the other one.
+# One position in this many is allowed to differ by more. Where two experts are nearly tied, rounding can choose the
+# other one.
 _POSITIONS_PER_OUTLIER = 8
 
 
@@ -204,7 +205,8 @@ def _place(layout: KVLayout, row: int, position: int, part: int) -> str:
 def _coarsest(left: Sketch, right: Sketch) -> str:
     """The coarsest rounding involved in either KV cache."""
     roundings = {left.rounding, right.rounding}
-    # The same weights are rounded in the same way. Only kernels may still round activations, to 8 bits.
+    # Equal weights are rounded equally. So only the rounding of activations in kernels can cause differences. Kernels
+    # round activations to 8 bits at the coarsest.
     if left.weights == right.weights:
         roundings = {min(rounding, "q8", key=_ROUNDINGS.index) for rounding in roundings}
     return max(roundings | {left.layout.dtype, right.layout.dtype}, key=_ROUNDINGS.index)
@@ -295,7 +297,7 @@ class Sketches:
                 return SketchAgreement("the sketch of its producer is not in the store, so nothing was compared")
             try:
                 self._agreements[name] = compare(self._sketch, read_sketch(body, name))
-            except KVTransferFailed as error:  # not remembered, because the stored bytes may be replaced later
+            except KVTransferFailed as error:  # an error is not remembered, because the stored bytes can be replaced
                 return SketchAgreement(str(error))
             if self._agreements[name].problem:
                 self.refusals[name] = self._agreements[name].problem

@@ -16,14 +16,15 @@ from typing import Any
 from jinja2 import Template, TemplateError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-_LONGEST = 1 << 20  # most characters that a template may put around nearly empty messages
+_LONGEST = 1 << 20  # maximum number of characters that a template is allowed to put around nearly empty messages
 
-# Conversations on which each template is tried. A template may refuse some; what it prints must stay within the limits.
+# Conversations on which each template is tried. A template is allowed to refuse some of them, but the text that it
+# prints must stay within the limits.
 _CONVERSATIONS = (
     ("user",),
     ("system", "user"),
     ("user", "assistant", "user"),
-    ("system", *("user", "assistant") * 127, "user"),  # the longest conversation that a job may have
+    ("system", *("user", "assistant") * 127, "user"),  # the longest conversation that a job is allowed to have
 )
 
 

@@ -14,7 +14,7 @@ MEND_ROPE = (
     "give both conversions of one configuration (llama.cpp always truncates YaRN's ramp), or run one engine at both "
     "ends"
 )
-_NOTE_CHARS = 250  # a registration's notes hold 1,024 bytes, and a reason may quote long text
+_NOTE_CHARS = 250  # a registration's notes hold 1,024 bytes, and a reason can quote long text
 _BUILD_CHARS = 60  # a registration's build holds 255 bytes
 
 # Conversations on which templates differ: in how they begin, print or refuse a system message, close an answer, and

@@ -36,9 +36,9 @@ from producers.client import Client
 log = logging.getLogger(__name__)
 
 WINDOW_S = 24 * 3600.0
-_LATE_S = 30.0  # after a batch's deadline, time for workers to report their expired jobs
+_LATE_S = 30.0  # time for workers to report expired jobs after a batch's deadline
 _RETRY_S = 10.0
-_PROBLEMS = 20  # most problems shown for a file without a usable line
+_PROBLEMS = 20  # maximum number of problems that are shown for a file without a usable line
 _TURN_S = 0.005  # after reading lines for this long, the reader turns to the next batch
 _reader = ThreadPoolExecutor(1, "lines")  # one thread: with more, the event loop waits too long for the GIL
 

@@ -26,7 +26,7 @@ from producers.batch.prompt_lines import BadLine
 router = APIRouter(prefix="/v1", tags=["OpenAI"], responses=RESPONSES, route_class=BoundedRoute)
 
 _Text = Annotated[str, Field(max_length=512)]
-# uploads have a pool of their own, so that large ones don't block other requests
+# uploads have a separate pool, so that large ones don't block other requests
 _keeper = ThreadPoolExecutor(2, "files")
 
 

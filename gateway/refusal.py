@@ -23,7 +23,7 @@ _ITS_OWN_FAULT = {
 # A field's name in Kvasir's messages -> its name in the APIs.
 _PARAMS = {"answers": "n", "json_schema": "response_format"}
 _ALIKE = {"max_tokens", "temperature", "top_p", "seed", "stop", "messages", "prompt", "response_format", "tool_calls"}
-_TYPES = 8  # more than the number of types that any field may have
+_TYPES = 8  # more than the number of types that any field has
 
 
 class ApiError(KvasirError):
@@ -98,7 +98,7 @@ def of_validation(problems: Sequence[Any], request_parts: Mapping[str, Any]) -> 
     If a field may have several types, pydantic reports a problem for each of them. The first is reported here, unless
     another goes deeper or is not about the type: then the value sent was meant to be of that type.
     """
-    # A body may have a million problems. The first field's problems come first, at most one for each type.
+    # A body can have a million problems. The first field's problems come first, at most one for each type.
     problems = problems[:_TYPES]
     paths = [_as_written(problem, request_parts) for problem in problems]
     candidates = [pair for pair in zip(problems, paths, strict=True) if pair[1][: len(paths[0])] == paths[0]]

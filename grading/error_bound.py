@@ -23,7 +23,7 @@ SIZES = (15, 30, 60)
 MAX_THRESHOLDS = 5
 # Two groups count as different if their p-value is below this.
 SIGNIFICANCE_LEVEL = 0.01
-# Two probabilities that differ by less than this may differ only by rounding. The looser bound is then used.
+# If two probabilities differ by less than this, the reason can be rounding. The looser bound is then used.
 _ROUNDING = 1e-9
 
 
@@ -55,8 +55,8 @@ def _spread(grade: Grade) -> float:
     return round(float(max(spreads, default=0)), 6)
 
 
-# By default there is only one threshold, because each further one makes all bounds looser. Grades above it have a
-# reason for review, and an export leaves them blank anyway.
+# By default there is only one threshold, because each further threshold makes all bounds looser. Grades above the
+# threshold have a reason for review, and an export leaves them blank anyway.
 SIGNALS: Mapping[str, Signal] = MappingProxyType(
     {
         "reasons": Signal("reasons why a person must look", (0.0,), lambda grade: float(len(grade.doubts))),
@@ -119,10 +119,10 @@ class Release:
     """What can be promised about the grades whose doubt is at most `threshold`."""
 
     threshold: float
-    released: int  # number of grades, including those graded by hand
-    sampled: int  # number of these grades that a person graded by hand
+    released: int  # number of grades up to the threshold, including those graded by hand
+    sampled: int  # number of grades up to the threshold that a person graded by hand
     off: int  # number of hand-graded grades that differ by more than the tolerance
-    at_most: float  # upper bound of the share of unseen grades that are off, from 0 to 1
+    at_most: float  # upper bound of the share of unseen grades that differ by more than the tolerance, from 0 to 1
 
     @property
     def unseen_count(self) -> int:

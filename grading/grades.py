@@ -89,8 +89,8 @@ def _as_before(
 
     `unchanged_remark` is used if its versions are the current ones.
     """
-    # Grades of earlier releases do not record their versions. Such a grade has the versions of its class, unless a
-    # remark says otherwise.
+    # Grades of earlier releases do not record their versions. Such a grade has the versions of its class, except if a
+    # remark says that the rubric, solution or template was another one.
     versions = old.versions or ({} if EARLIER_REMARK in old.remarks else of_class)
     remark = unchanged_remark if versions == now else EARLIER_REMARK
     other_remarks = [old_remark for old_remark in old.remarks if old_remark not in (KEPT_REMARK, EARLIER_REMARK)]

@@ -33,7 +33,7 @@ from producers.storage.shapes import from_json, parse_as
 
 FOLDER = "inputs"
 EXAMPLES_OF_A_CRITERION = 4
-_CONTEXT_SHARE = 0.25  # share of the smallest model's context that all examples together may take
+_CONTEXT_SHARE = 0.25  # maximum share of the smallest model's context for all examples together
 _Graded = Mapping[str, Mapping[str, Points]]  # points by submission and criterion
 _READERS: dict[str, Callable[[Path], Any]] = {
     "rubric": load_rubric,

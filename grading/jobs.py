@@ -38,7 +38,7 @@ from producers.words import join_with_and, plural
 # Temperature 0 would make all answers to one prompt the same.
 SAMPLES_TEMPERATURE = 0.3
 _KEY_DIGITS = 12
-# Tokens that the heading of one part takes, including its part of the fence.
+# Tokens of the heading of one part, with the lines of the fence that belong to it.
 _HEADING_TOKENS = 36
 _ROOM_STEP = 1_024  # tokens
 
@@ -81,7 +81,7 @@ class Item:
     item_id: str
     findings: tuple[CheckFinding, ...] = ()
     fence: str = ""
-    copy_reason: str = ""  # why the work may be a copy of the solution; "" if it does not look like one
+    copy_reason: str = ""  # why the work is perhaps a copy of the solution; "" if it does not look like one
     owner: Owner = UNKNOWN_OWNER
 
 
@@ -308,8 +308,8 @@ class PromptMaker:
         # Rounding down keeps the room the same after a small change of the rubric. Otherwise one more sentence would
         # move the cut in long submissions, and all questions about them would be asked again.
         room = self._space - self._space % _ROOM_STEP if self._space > 4 * _ROOM_STEP else self._space
-        # Headings take room in the prompt too. At most half of the room is kept for them: with thousands of parts, most
-        # parts are cut together with their headings.
+        # Headings take room in the prompt too, but at most half of the room is kept for them. If there are thousands of
+        # parts, most of the parts are left out, and so are their headings.
         space = max(room - _HEADING_TOKENS * len(submission.parts), room // 2)
         total = min(space, cap or space)
         sizes = count_parts(submission, count)
@@ -371,8 +371,8 @@ class Cost:
     Token counts are estimates: those of prompts, and of answers at their greatest length.
     """
 
-    # Ids of the criteria, and names of other topics, about which the regrade asks again. For jobs without questions
-    # this is everything.
+    # Ids of the criteria and names of other topics that the regrade asks about again. For jobs without questions, this
+    # is everything.
     asked: tuple[str, ...]
     removed: tuple[str, ...]  # criteria
     submissions: int
@@ -382,7 +382,7 @@ class Cost:
     answer_tokens: int
     # Tokens of all answers if every question about the whole class were asked.
     all_answer_tokens: int
-    answered: int = 0  # number of other jobs, which an unfinished round has answered already
+    answered: int = 0  # number of jobs that an unfinished round has already answered; `jobs` does not count them
 
     @property
     def is_fully_answered(self) -> bool:

@@ -24,7 +24,7 @@ _LATEX = rf"(?<={_LETTER})\{{?\\[\"'`^~]\{{?\\?[A-Za-z]\}}{{0,2}}"
 WORD = re.compile(rf"(?:{_LETTER}|{_ESCAPED_LETTER})(?:{_LETTER}|{_MARKS}|{_ESCAPED_LETTER}|{_LATEX})*")
 _SPACE = r"[\s\u00ad\u200b-\u200f\u2060\ufeff]"
 # Markup that a reader sees as white space, or does not see. JSON and Python escape a line break as in "by\nAda", so the
-# n is not part of the name. In C:\Users\nina it is.
+# n is not part of the name. In C:\Users\nina, the n is part of the name.
 _MARKUP = re.compile(
     r"</?(?i:[biuaspq]|em|strong|br|hr|span|div|font|t[dhrt]|li|code|small|big|su[bp]|center|h\d)(?:\s[^<>\n]{0,80})?/?>"
     r"|&(?:nbsp|ensp|emsp|thinsp|amp|quot|apos|\#0*39|\#x27|\#0*160|\#x0*[aA]0|\#8\d{3});|%20|%[cC]2%[aA]0"
@@ -33,7 +33,7 @@ _MARKUP = re.compile(
 _MARK = r"""[,._'’‘`´"“”\-‐‑–—~*+·・|;:/\\#>()\[\]{}%]"""
 _LABEL = r"\b(?:(?:first|last|given|family|sur|middle|fore)?[ _-]?name|given|family|first|last)\b"
 _BETWEEN = rf"(?:{_SPACE}|{_MARK}|(?i:{_LABEL})){{0,40}}"
-# Text that may stand between two words of a name: blanks, marks, a label, a middle initial or a middle name.
+# Text that can stand between two words of a name: blanks, marks, a label, a middle initial or a middle name.
 GAP = re.compile(rf"{_BETWEEN}(?:{_LETTER}\.?{_BETWEEN})?|[ \u00a0][^\W\d_a-z][\w'’-]{{1,15}}[ \u00a0]")
 NARROW = re.compile(rf"(?:{_SPACE}|[*_~`\\#>'’-]){{1,40}}|,{_SPACE}{{0,2}}")
 GAP_CHARS = 48

@@ -23,10 +23,11 @@ from grading.quotes import quoted_lines
 from grading.rubric.rubric import Points
 from grading.submissions.submission import Submission
 
-# If a person decides on a group by one of its answers, the points change by at most 2 % of full points. This was
-# measured in both languages of SAF for distances up to 0.375. The value here is one step smaller.
+# A group holds answers up to this distance. If a person grades a whole group like one of its answers, points change by
+# at most 2 % of full points on average. This was measured in both languages of SAF for distances up to 0.375. The value
+# here is one step smaller.
 MAX_DISTANCE = 0.35
-# The difference in length is part of the distance: a long answer may be right although its beginning alone would be
+# The difference in length is part of the distance: a long answer can be right although its beginning alone would be
 # wrong.
 _LENGTH_WEIGHT = 0.2
 _CONTEXT_LINES = 12  # number of lines shown before and after the quote

@@ -13,17 +13,18 @@ from producers.words import plural
 
 # If fewer lines are equal, that is no sign of copying: all right answers share a few lines.
 MANY_LINES = 6
-# If a task leaves little choice, about half of a right answer equals the solution. A copy shares more: this part of the
-# student's lines, or this part of the solution's lines.
+# If a task leaves little choice, about half of a right answer equals the solution. A copy has more: at least this share
+# of the student's lines, or at least this share of the solution's lines.
 MOST_OF_ITS_OWN, MOST_OF_THEIRS = 0.75, 0.9
 # A line from the grading notes counts as much as this many lines of code, because students never saw the notes.
 NOTE_COUNTS = 3
 _NOTE_CHARS = 25
-_A_FEW = 3  # in a small class, a file that this many students have may still be a copy
+_A_FEW = 3  # in a small class, a file can still be a copy although this many students have it
 _LINE_CHARS = 4  # shorter lines, such as `end` or `)`, occur in all work
 
 # A file itself says that a cell came from the teacher, and a student can change the file. Kvasir believes it for the
-# whole class if this many students have the cell, and if they are this share of all students with teacher's cells.
+# whole class if enough students have the cell: at least this number, and at least this share of all students with
+# teacher's cells.
 _MIN_STUDENTS, _PART_OF_THEM = 2, 0.1
 
 # A line that names its author: in prose, in a comment, or as a constant (nbgrader).

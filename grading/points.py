@@ -68,7 +68,8 @@ class Grade:
     item_id: str = ""
     # Reasons for review, which the remarks do not repeat.
     doubts: tuple[Doubt, ...] = ()
-    # The versions of the rubric, the solution and other inputs with which it was graded. Empty if they are not known.
+    # The versions of the rubric, the solution and other inputs that were used for this grade. Empty if they are not
+    # known.
     versions: Mapping[str, str] = field(default_factory=dict)
     person: str = ""  # the person whose work it is, if known
 

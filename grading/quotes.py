@@ -15,7 +15,7 @@ from grading.prompts.prompt import neutralise
 from grading.submissions.submission import Submission
 from grading.submissions.visible import HIDDEN, SEEN, visible_text, without_invisible
 
-# Nearly every submission would match a shorter quote, so such a quote must match letter for letter.
+# Nearly every submission would match a shorter quote, so a shorter quote must match letter for letter.
 SHORT_QUOTE_CHARS = 8
 # A shared run of this length can't be a coincidence. Without white space, it is about eight words long.
 LEAK_CHARS = 40

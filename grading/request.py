@@ -21,13 +21,13 @@ class AspectModel:
     """The model that grades one aspect, and how its answers are sampled."""
 
     name: str
-    context: int  # tokens that a prompt and its answer may have together
+    context: int  # maximum number of tokens of a prompt and its answer together
     temperature: float = 0.0
     top_p: float = 0.9
     letters_per_token: float = LETTERS_PER_TOKEN
 
     def __post_init__(self) -> None:
-        # The values may come from a damaged batch folder.
+        # The values can come from a damaged batch folder.
         if self.context < 1 or not 0.1 <= self.letters_per_token <= 100:
             raise ValueError(
                 f"{self.name} has invalid settings: a context of {self.context} tokens, and "
@@ -76,8 +76,8 @@ class GradeRequest:
     # Number of answers to each prompt, all from one prefill. If the answers disagree, a person must look.
     samples: int = 1
     ask: AskForm = "together"
-    # Most tokens of a submission. 0 means as many as fit into the models' contexts. None means that the batch was
-    # planned with the limits of earlier releases.
+    # Maximum number of tokens of a submission. 0 means as many as fit into the models' contexts. None means that the
+    # batch was planned with the limits of earlier releases.
     max_submission_tokens: int | None = 0
     # Files that list the people of the class, for `read_rosters`.
     rosters: tuple[Path, ...] = ()

@@ -238,7 +238,7 @@ class Roster:
         person = self.by_number.get(claim.number)
         if claim.product != self.product or not (person or self.groups):
             return Owner(claim=claim)
-        # A group's id may happen to equal a participant's number, so only the group's name is compared.
+        # A group's id can equal a participant's number by chance, so only the group's name is compared.
         if claim.product == "moodle" and self.groups:
             matches = [owner for owner in self.groups if moodle_name(owner.group) == claim.name]
         else:
@@ -341,8 +341,8 @@ def _read(path: Path) -> Roster:
 _KINDS = {
     ("canvas_user_id", "group_name"): ("canvas", ("canvas_user_id", "name", "group_name", "sections")),
     ("github_username", "identifier"): ("classroom", ("github_username", "identifier")),
-    # `assign_grading_table` in `mod/assign/gradingtable.php` writes these columns. Group is there only if teams hand
-    # in.
+    # `assign_grading_table` in `mod/assign/gradingtable.php` writes these columns. The column Group exists only if
+    # teams hand in.
     ("Identifier", "Grade"): ("moodle", ("Identifier", "Full name", "Group")),
     ("Student", "ID"): ("canvas", ("ID", "Student", "", "Section")),
     ("LastName", "FirstName", "ID"): ("canvas", ("ID", "LastName", "", "Section")),

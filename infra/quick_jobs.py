@@ -25,14 +25,15 @@ from infra.worker_loop import NO_HELP, GroupHelp, OneByOne, SlotPool
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
-# If a job takes less than QUICK_S or INSTANT_S, a worker holds this many jobs: one to two seconds of work.
+# A worker holds HELD_IF_QUICK jobs if a job takes less than QUICK_S, and HELD_IF_INSTANT jobs if it takes less than
+# INSTANT_S. That is one to two seconds of work.
 QUICK_S, HELD_IF_QUICK = 0.05, 32
 INSTANT_S, HELD_IF_INSTANT = 0.005, 256
 # Jobs that arrive together are handled as a group, if the group's jobs take no longer than this in all.
 GROUP_S = 0.02
 # After this time the rest of a group is handed back. Other workers can take those jobs, and finished jobs don't wait.
 GROUP_PATIENCE_S = 0.5
-# Quick jobs may wait this long behind a job that turns out to be slow.
+# Maximum time that quick jobs wait behind a job that turns out to be slow.
 _FULL_S = 1.0
 _SLOW_S = 2 * QUICK_S  # from this time on, jobs don't count as quick
 _LARGE_BYTES = 16 * 1024
@@ -196,7 +197,7 @@ class QuickJobs(OneByOne[T]):
         start, left = time.monotonic(), group
         try:
             with self._help.looked_up(group) if len(group) > 1 else nullcontext():
-                # The first job is always handled. The jobs behind it may take longer than expected.
+                # The first job is always handled. The jobs behind it can take longer than expected.
                 while left and (left is group or time.monotonic() - start <= GROUP_PATIENCE_S):
                     delivery, *left = left
                     if ready and self._is_large(delivery):  # finished jobs must not wait for a large one

@@ -43,7 +43,7 @@ _FORGOTTEN_S = 10.0  # if jobs wait and none comes for this long, the broker has
 _LOOK_AT_NOW_S = 0.25
 _LOOK_AT_SUSPECTS_S = 2.0
 _LATE_S = 20.0  # results later than this are late; a broker's restart or a lost connection takes less time
-LISTEN_S = 0.02  # how long to listen only for `bulk`; the next check costs the broker nothing
+LISTEN_S = 0.02  # maximum wait for `bulk`; then the loop checks, at no cost, whether a `now` job was announced
 
 
 class Flow(Protocol):
@@ -124,7 +124,7 @@ class JobSource:
         self._next_looks[queue] = time.monotonic() + every_s
         delivery = self._broker.get(queue)
         if delivery:
-            self._next_looks[queue] = 0.0  # there may be more jobs in the queue
+            self._next_looks[queue] = 0.0  # perhaps the queue has more jobs
         return delivery
 
 
@@ -177,7 +177,8 @@ class ConsumerLoop:
         self._may_hold_bulk = True
         # True: this loop takes no jobs now.
         self._is_idle = True
-        # In a process with both roles: the other role's loop. `wants_bulk` says whether this loop may take `bulk` jobs.
+        # In a process with both roles: the other role's loop. `wants_bulk` says whether this loop is allowed to take
+        # `bulk` jobs.
         self._partner: ConsumerLoop | None = None
         self.wants_bulk: Callable[[], bool] = lambda: True
         self._alone = threading.Lock()  # held while a suspect runs
@@ -233,7 +234,8 @@ class ConsumerLoop:
 
     def _turn(self, source: JobSource, jobs: "OneByOne[Any]", handler: Handler) -> None:
         """Put the next delivery into a free slot, or wait for a moment if none is free or no delivery comes."""
-        # Set before checking the lock: the loop that holds it waits for jobs that are taken after this check.
+        # This is set before the lock is checked. If the other loop takes the lock after the check, it sees that this
+        # loop is not idle, and waits for this loop's jobs.
         self._is_idle = False
         if self.idle_reason or self._subscription_lost or self._alone.locked() or not handler.has_room():
             self._listening_since, self._subscription_lost = math.inf, False
@@ -264,7 +266,7 @@ class ConsumerLoop:
         if self._stopping.is_set():
             return self._settler.hand_back_all([delivery])
         if topology.is_suspects_queue(delivery.queue):
-            # Hand back all other jobs: the suspect could crash them too.
+            # Hand back all other jobs, because the suspect could kill this worker.
             self._settler.hand_back_all(source.flow.pause())
             return self._run_alone(jobs, delivery)
         jobs.accept(delivery)
@@ -339,7 +341,7 @@ class ConsumerLoop:
                 handler.tick()
                 notify("WATCHDOG=1")
                 next_tick = time.monotonic() + _TICK_S
-        notify("STOPPING=1\nWATCHDOG_USEC=0")  # jobs in hand may take longer than the watchdog's time
+        notify("STOPPING=1\nWATCHDOG_USEC=0")  # jobs in hand can take longer than the watchdog's time
         if control:
             control.close()
 

@@ -204,7 +204,7 @@ def read_class(batch: Batch, request: GradeRequest) -> Assignment:
         request = replace(request, selection=replace(selection, other_names=planning.names_so_far(batch)))
     request = replace(request, rosters=kept_files(batch.folder, request.rosters))
     if request.examples:
-        # A regrade's round has no examples of its own: it uses those of its batch.
+        # A regrade's round uses the examples of its batch.
         home = batch.folder.parents[1] if batch.folder.parent.name == "rounds" else batch.folder
         stored_request = batch.request if home == batch.folder else manifest_of(home)["request"]
         kept = {kind: place for kind, place in kept_inputs(home, stored_request).items() if kind == "examples"}

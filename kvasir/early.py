@@ -22,4 +22,4 @@ def interrupt() -> None:
 
 
 def _leave(_number: int, _frame: object) -> None:
-    os._exit(EXIT_INTERRUPTED)  # not an exception: a callback during an import could swallow it
+    os._exit(EXIT_INTERRUPTED)  # no exception is raised, because a callback during an import could swallow it

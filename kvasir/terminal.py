@@ -40,7 +40,7 @@ _WHOLE_BLANK = "\N{NO-BREAK SPACE}"
 # Finds a command to type at the end of a line. After `kvasir: ` comes an error, not a command.
 _COMMAND = re.compile(r"(?<=[^r]:) (?=kvasir [^;:,]*\Z)")
 _FIGURES = re.compile(r"\d[\d,.]*")
-_MAX_LINES, _MAX_NAMES = 11, 12  # most lines below a table, and most people named in a line
+_MAX_LINES, _MAX_NAMES = 11, 12  # maximum number of lines below a table, and maximum number of people named in a line
 
 _PLAIN_EVERY_S = 5.0
 # Pause between two predictions, and between two tries until the first prediction is known.
@@ -89,7 +89,7 @@ class TerminalProgress:
         """New figures."""
         words = self._words(counts)
         if self._bar and self._task is not None:
-            # Refreshed at once, because all jobs of a quick class may end between two frames of the bar.
+            # Refreshed at once, because all jobs of a quick class can end between two frames of the bar.
             self._bar.update(
                 self._task,
                 total=counts.total,

@@ -215,7 +215,7 @@ def readable_registrations(bodies: Iterable[EncodedRegistration]) -> list[Worker
     """Return the registrations that this program can read, sorted by worker_id. Unreadable details are left out."""
     registrations = []
     for card, details in bodies:
-        with suppress(InvalidMessage, NewerMessage):  # during an upgrade a worker may run another version
+        with suppress(InvalidMessage, NewerMessage):  # during an upgrade a worker can run another version
             registrations.append(codec.decode(card, WorkerInfo))
             if details:
                 registrations[-1] = replace(registrations[-1], details=codec.decode(details, WorkerDetails))

@@ -41,7 +41,7 @@ class BestEffortClusterState(ClusterState):
         self._is_away = False
         self.answers = True  # whether the store answered when it was last asked for the time
 
-        # The store's clock minus our monotonic clock, as last measured. Our wall clock is not used, since somebody may
+        # The store's clock minus our monotonic clock, as last measured. Our wall clock is not used, since somebody can
         # set it while the store is away.
         self._offset_s = time.time() - time.monotonic()
         self._next_look = 0.0

@@ -43,9 +43,9 @@ from messages.workers import Link, RateCurve, WorkerDetails, WorkerInfo
 VERSION = 2
 _PREVIOUS_VERSION = 1  # version 1 had a prompt of two texts, and another name for a result's KV transfer
 _EARLIER_NAMES = {"kv_transfer": "hand_over", "transferred_tokens": "handed_over_tokens"}
-# How many lists and maps a message may hold, and how many entries each may have. Kvasir's own messages hold one map for
-# each of 256 parts, four for each of 64 questions, and no list longer than a worker's jobs. Values that nest much
-# deeper could not even be shown in an error.
+# Maximum number of lists and maps in a message, and maximum number of entries in each. Kvasir's own messages hold one
+# map for each of 256 parts, four for each of 64 questions, and no list longer than a worker's jobs. Values that nest
+# much deeper could not even be shown in an error.
 _MAX_NESTS, _MAX_LENGTH = 640, 4096
 MAX_MESSAGE_BYTES = 12 * MIB  # below RabbitMQ 4's limit of 16 MiB
 

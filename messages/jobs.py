@@ -29,7 +29,7 @@ SHORT_PROMPT_TOKENS = 320
 KV_CHECK_EVERY = 200
 MAX_STOP_STRINGS = 16
 MAX_ANSWERS = 32
-MAX_QUESTION_ANSWERS = 64  # for all questions of a job together; each answer to a question counts
+MAX_QUESTION_ANSWERS = 64  # maximum for all questions of a job together; each answer to a question counts
 MAX_SECONDS = 1e9  # upper bound of any duration in a report
 FAR_FUTURE_S = 1e11
 
@@ -373,9 +373,9 @@ class PrefillReport:
 
     worker_id: str = ""
     engine: str = ""
-    queue_s: float = 0.0  # from submission until the prefill worker has the job
+    queue_s: float = 0.0  # seconds from submission until the prefill worker has the job
     prefill_s: float = 0.0  # in the engine
-    put_s: float = 0.0  # from the last computed token until the whole KV cache was stored
+    put_s: float = 0.0  # seconds from the last computed token until the whole KV cache was stored
     computed_tokens: int = 0
     restored_tokens: int = 0  # prompt tokens whose keys and values came from stored blocks
     put_bytes: int = 0
@@ -441,11 +441,11 @@ class DecodeReport:
     transferred_tokens: int = 0
     evaluated_tokens: int = 0
     completion_tokens: int = 0
-    queue_s: float = 0.0  # from submission until the decode worker has the job, prefill included
-    get_s: float = 0.0  # time to fetch the KV cache from the store
-    ttft_s: float = 0.0  # from submission to the first token, queues included
+    queue_s: float = 0.0  # seconds from submission until the decode worker has the job, prefill included
+    get_s: float = 0.0  # seconds to fetch the KV cache from the store
+    ttft_s: float = 0.0  # seconds from submission to the first token, queues included
     decode_s: float = 0.0  # in the engine
-    total_s: float = 0.0  # from submission to the finished answer
+    total_s: float = 0.0  # seconds from submission to the finished answer
 
     def __post_init__(self) -> None:
         checks.text("worker_id", self.worker_id, 255)

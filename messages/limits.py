@@ -12,11 +12,11 @@ MAX_ANSWER_BYTES = 4 * _MIB
 MAX_PARTS = 256  # parts of a prompt and of the questions after it
 
 # A JSON text. Its strings, lists, objects and commas are counted before it is parsed. A schema of the maximum size has
-# about 60,000.
+# about 60,000 of them.
 MAX_JSON_PIECES = 100_000
 
-# A job's JSON schema. The libraries that build a grammar from it unroll repetitions, follow references
-# recursively on the native stack, and multiply automata. They check their own limits only afterwards.
+# A job's JSON schema. Libraries build a grammar from it: they unroll repetitions, follow references recursively on the
+# native stack, and multiply automata. They check their own limits only afterwards.
 MAX_SCHEMA_BYTES = 256 * _KIB
 MAX_SCHEMA_VALUES = 40_000
 MAX_SCHEMA_DEPTH = 64
@@ -51,10 +51,10 @@ MAX_BATCHES = 256  # under way
 MAX_BATCHES_PER_KEY = 32
 
 # Replies of other servers.
-MAX_REPLY_BYTES = 4 * _MIB  # for the engines `openai` and `ollama`: a list of models, an error, or one line of a stream
+MAX_REPLY_BYTES = 4 * _MIB  # a reply to `openai` or `ollama`: a list of models, an error, or one line of a stream
 MAX_STREAM_BYTES = 64 * _MIB  # a whole stream: 200,000 tokens, each in a separate event
 MAX_WAITING_EVENTS = 1_000  # events that were received and not yet read
-MAX_SERVER_REPLY_BYTES = 8 * _MIB  # for llama-server and vLLM, whose replies may list a prompt's tokens
+MAX_SERVER_REPLY_BYTES = 8 * _MIB  # a reply of llama-server or vLLM, which can list a prompt's tokens
 
 # A chat template. It is rendered once in a separate process before it is used.
 TEMPLATE_S = 5  # of computing

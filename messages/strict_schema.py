@@ -21,8 +21,8 @@ Objects = Literal["closed", "open", "verbatim"]
 
 _SCHEMAS_BY_NAME = ("properties", "patternProperties", "$defs", "definitions")
 _SCHEMAS = ("allOf", "anyOf", "oneOf", "prefixItems", "items", "additionalItems", "additionalProperties")
-# The other keywords that LLGuidance enforces (parser/src/json/schema.rs), or accepts and ignores. All others are
-# annotations (JSON Schema core, 6.5), and are left out.
+# All other keywords that LLGuidance enforces (parser/src/json/schema.rs), or accepts and ignores. The remaining
+# keywords are annotations (JSON Schema core, 6.5), and are left out.
 _VALUES = {
     "type", "const", "enum", "$ref", "required", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum",
     "multipleOf", "minLength", "maxLength", "pattern", "minItems", "maxItems", "minProperties", "maxProperties",
@@ -30,7 +30,8 @@ _VALUES = {
     "x-guidance",
 }  # fmt: skip
 _FORMATS = {"date-time", "date", "time", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"}
-# Keywords that no engine can enforce. Each has the values that require nothing and may therefore stay.
+# Keywords that no engine can enforce. Each stands with the values that require nothing. A keyword with such a value is
+# allowed.
 _NOT_ENFORCED: dict[str, tuple[Any, ...]] = {
     "uniqueItems": (False,),
     "propertyNames": (True, {}, {"type": "string"}),

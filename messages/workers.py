@@ -69,7 +69,7 @@ class RateCurve:
     parallel sequences."""
 
     model: str
-    at: tuple[float, ...]  # at how many prompt tokens, or parallel sequences, a rate was measured; ascending
+    at: tuple[float, ...]  # numbers of prompt tokens, or of parallel sequences, where the rate was measured; ascending
     tokens_per_s: tuple[float, ...]  # the rate for a prompt of that length, or of all parallel sequences together
 
     def __post_init__(self) -> None:
@@ -95,11 +95,11 @@ class Link:
     peer: str  # its host
     rtt_ms: float = 0.0
     mb_per_s: float = 0.0  # MB/s from the peer on one connection; 0: not measured, as in the next three fields
-    put_mb_per_s: float = 0.0  # MB/s to the peer on one connection
+    put_mb_per_s: float = 0.0  # MB/s to the peer on one connection; 0: not measured
     parallel_mb_per_s: float = 0.0  # MB/s from the peer on several connections together
     card_mb_per_s: float = 0.0  # MB/s that the fastest network card of this machine has negotiated
     stalls_at: int = 0  # bytes of the smallest test message that did not get through; 0: all did
-    rmem_max: int = 0  # bytes; the largest receive buffer that a program on this machine may ask for
+    rmem_max: int = 0  # bytes; the largest receive buffer that a program on this machine can ask for
 
     def __post_init__(self) -> None:
         checks.text("peer", self.peer, 255)
@@ -184,12 +184,13 @@ class WorkerInfo:
     notes: str = ""  # one sentence for the operator
     jobs: tuple[str, ...] = ()  # ids of the jobs that it holds
 
-    # Of decode workers only: the models in memory, the home model first, and what was measured of each. 0: nothing yet.
+    # For decode workers only: the models in memory, the home model first, and what was measured of each. 0 means that
+    # nothing is measured yet.
     resident: tuple[str, ...] = ()
     resident_tokens_per_s: tuple[float, ...] = ()  # of one sequence
     resident_answer_tokens: tuple[float, ...] = ()  # mean length of an answer
     stolen: int = 0  # jobs that it took from other models since its start
-    not_stolen: int = 0  # how often it took no job of another model, because stealing would not have saved time
+    not_stolen: int = 0  # checks that found jobs of other models, but stole none, because that would save no time
     left: int = 0  # how often it left a job of its own model to a faster worker
     layout: str = ""  # its KV cache's layout, from `layout_text`; "": no transfer, or an older worker
     sketch: str = ""  # hexadecimal hash of its engine's sketch; "": it has none, or an older worker

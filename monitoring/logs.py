@@ -37,7 +37,7 @@ _WORD = re.compile(r"[A-Za-z0-9._:/\-]{1,128}\Z")
 _WARNED_OF = (Step.RETRIED, Step.KV_GONE, Step.REDELIVERED, Step.ISOLATED, Step.FAILED)
 _LEVELS = {
     **dict.fromkeys(_WARNED_OF, logging.WARNING),
-    Step.FIRST_TOKEN: logging.DEBUG,  # DEBUG, because the line of ANSWERED has its time too
+    Step.FIRST_TOKEN: logging.DEBUG,  # DEBUG, because the line of ANSWERED also contains this time
 }
 
 _FIRST_FIELDS = ("time", "level", "logger", "event")

@@ -23,11 +23,11 @@ SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 30, 60, 120, 30
 # From 1,000 tokens per second down to one token every two seconds.
 TOKEN_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.015, 0.02, 0.03, 0.04, 0.06, 0.08, 0.1, 0.15, 0.2, 0.5, 1, 2)
 
-MAX_MODELS = 64  # most label values; jobs of further models are counted under OTHER_LABEL
+MAX_MODELS = 64  # maximum number of label values; jobs of further models are counted under OTHER_LABEL
 OTHER_LABEL = "other"
 QUESTIONS = ("code", "feedback", OTHER_LABEL)
 REASONS = ("home_busy", "unserved")  # reasons of a steal
-NEVER_S = 1e9  # in an event about a steal: no other worker would have done the job
+NEVER_S = 1e9  # means, in an event about a steal, that no other worker would have done the job
 STATES = ("succeeded", "failed", "expired")
 
 Facts = Mapping[str, Any]

@@ -25,7 +25,7 @@ from messages.errors import ConfigError
 from monitoring.access import LOOPBACK, why_not
 
 MAX_CONNECTIONS = 32
-_REQUEST_TIMEOUT_S = 10.0  # for a whole request: connecting, sending, reading the answer
+_REQUEST_TIMEOUT_S = 10.0  # time limit for a whole request: connecting, sending, reading the answer
 
 Answer = tuple[int, str, bytes]  # status, content type, body
 
@@ -125,7 +125,7 @@ def _handler(page: Page, listens_on: str) -> type[BaseHTTPRequestHandler]:
 
         def do_GET(self) -> None:
             """Answer one request."""
-            # A probe may use HTTP/1.0 and send no Host header; no browser does.
+            # A probe can use HTTP/1.0 and send no Host header; no browser does.
             problem = why_not(listens_on, self.headers.get("Host", LOOPBACK), self.headers.get("Origin"))
             path = self.path.partition("?")[0]
             status, kind, body = _json(403, {"error": problem}) if problem else page.answer(path)

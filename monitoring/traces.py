@@ -27,7 +27,7 @@ _SPANS = {
     Step.FAILED: (("reply", ""),),
 }
 _LINKED = (Step.REDELIVERED, Step.STOLEN)
-_MOST_LINKED = 10_000  # jobs that came back or were stolen, and have no later span yet
+_MOST_LINKED = 10_000  # maximum number of remembered jobs that came back or were stolen, and have no later span yet
 
 
 def trace_observers() -> list[Callable[[Event], None]]:

@@ -22,19 +22,19 @@ log = logging.getLogger(__name__)
 
 Clock = Callable[[], float]  # returns seconds, and never goes back
 
-# The share of the store's maximum that KV caches may take. The rest is for results, registrations and unforeseen
-# records.
+# The share of the store's maximum that KV caches are allowed to take. The rest is for results, registrations and
+# unforeseen records.
 HIGH_WATER = 0.85
 # The reservation of a dead worker expires after this time.
 RESERVATION_TTL_S = 10.0
 RENEW_EVERY_S = 1.0
 _NO_LIMIT = 1 << 62
 _LOOK_EVERY_S = 0.5
-# Seconds for which a reading is trusted, if it was far from full.
+# For this many seconds, a reading of the store's size is trusted if the store was far from full.
 _KNOWN_FOR_S = 1.0
-# One reading is not enough to evict a class's prefix, because the broker may wrongly report that no job waits.
+# One reading is not enough to evict a class's prefix, because the broker can wrongly report that no job waits.
 _IDLE_FOR_SURE_S = 1.0
-# If for this long no job has waited for decode, and there is still no room, the store will not empty soon.
+# If no job has waited for decode for this long, and there is still no room, the store will not become emptier soon.
 _PATIENCE_S = 10.0
 _HOPELESS_FOR_S = 30.0
 # A job that needs at most this share of the high-water mark makes no reservation while the store is far from full. For
@@ -76,14 +76,14 @@ class Admission:
         self._clock = clock
         self._refused_bytes = 0  # bytes that the last refused job needed; 0: admission is open
         self._next_look = 0.0
-        # Time of the last check that found a job waiting for decode, or of the refusal.
+        # Time of the last check that found a job waiting for decode, or of a later refusal.
         self._idle_since = 0.0
         self._hopeless_until = 0.0
         self._last_usage = StoreUsage(0, 0)
         self._asked_at = -math.inf
         self._granted_bytes = 0  # bytes granted since then
         self._lock = threading.Lock()
-        self._numbers = count()  # one worker may hold several reservations, and each needs a number
+        self._numbers = count()  # one worker can hold several reservations, and each needs a number
 
     def is_open(self) -> bool:
         """Return whether to take a job now.
@@ -193,7 +193,8 @@ def _keep_reserved(cluster_state: ClusterState, name: str, measure: Callable[[],
             try:
                 cluster_state.reserve(name, measure(), _NO_LIMIT, RESERVATION_TTL_S)
             except StoreUnavailable as error:
-                # An expired reservation does little harm, because the records that are stored already count.
+                # An expired reservation does little harm, because the store's reported size already includes the stored
+                # records.
                 log.info("the reservation was not renewed: %s", error)
 
     thread = threading.Thread(target=renew, name="reservation", daemon=True)

@@ -90,7 +90,7 @@ class KVWriter:
                 transfer.compute_in_parts()
         except NoCapacity:
             raise
-        # No decode job will name the stored records, so nobody else would delete them.
+        # No decode job will name the stored records, so nobody but this worker would delete them.
         except Exception as error:
             transfer.drop_own()
             if isinstance(error, StoreUnavailable):
@@ -355,7 +355,8 @@ class PrefixLeases:
         name = (f"prefix-{chain}", 1)
         give_up = time.monotonic() + patience_s
         while True:
-            # The store can't tell the jobs of one worker apart, so `_claims` lists the prefixes that they compute.
+            # The store can't tell the jobs of one worker apart, so `_claims` lists the prefixes that this worker's jobs
+            # compute.
             with self._lock:
                 holds_lease = name not in self._claims and self._cluster_state.claim(
                     *name, self._worker_id, CLAIM_TTL_S

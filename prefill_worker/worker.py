@@ -139,7 +139,7 @@ class PrefillWorker:
         """Publish decode jobs with confirms, then ack. Never raises."""
         try:
             self._settler.settle(*ready)
-        # Only if this worker closed its connection. The broker then delivers the jobs again.
+        # This error comes only if this worker closed its connection. The broker then delivers the jobs again.
         except BrokerUnavailable:
             log.warning("%d jobs: left unacked, the broker connection is closed", len(ready))
             return
@@ -162,7 +162,7 @@ class PrefillWorker:
     def stop(self, abort: bool = False) -> None:
         """Stop after the jobs in hand. With `abort`, hand those back too."""
         self.loop.stop()
-        self._aborting = abort or self._aborting  # must come first, because a job may begin at this moment
+        self._aborting = abort or self._aborting  # comes first, because a job can begin at the same moment
         if abort:
             for attempt in self._in_hand():
                 attempt.stop_for("not now")

@@ -13,10 +13,10 @@ from messages.errors import KvasirError, Stopped
 
 log = logging.getLogger(__name__)
 
-# Guessed speed of reading weights from disk, until a model was loaded.
+# Assumed speed of reading weights from disk. It is used until a model has been loaded.
 FIRST_LOAD_BYTES_PER_S = 1e9
-# A model that could not be loaded is tried again after this time. By then its file may have changed, or its own workers
-# may have loaded other weights.
+# A model that could not be loaded is tried again after this time. By then its file can have changed, or the workers of
+# that model can have loaded other weights.
 _BARRED_S = 600.0
 
 
@@ -79,7 +79,7 @@ class ModelCache:
     def __init__(self, home: CachedModel, stealable_models: Sequence[Stealable] = (), memory_bytes: int = 0) -> None:
         self.home = home
         self._stealable = {stealable.model: stealable for stealable in stealable_models}
-        self.models = (home.model, *self._stealable)  # all models that this worker may load
+        self.models = (home.model, *self._stealable)  # all models that this worker is allowed to load
         self._memory_bytes = memory_bytes
         self._lock = threading.Lock()
         self._cached = {home.model: home}

@@ -23,8 +23,8 @@ FASTER = 1.2
 # Assumed waiting time of a job whose model has no worker.
 NOBODY_S = 3600.0
 
-# The forecast plans this many jobs for each slot one by one. If more jobs wait, it assumes that the workers do the
-# first of them at their joint rate.
+# The forecast plans the last jobs of a queue one by one, at most this many for each slot. It assumes that the workers
+# do all jobs before them at their joint rate.
 _EXACT_JOBS_A_SLOT = 8
 
 Reason = Literal["", "nothing waits", "short wait", "sooner at home"]

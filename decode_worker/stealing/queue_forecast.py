@@ -25,7 +25,7 @@ FIRST_FETCH_S = 0.5  # seconds to fetch a KV cache from the store
 # The broker pushes jobs that take less time than this. They are not fetched ahead and not left to other workers,
 # because that decision would cost as much time as it saves.
 LONG_S = 0.5
-# Workers renew their registrations once a second, so reading more often shows little more.
+# Workers renew their registrations once a second, so reading them more often would show little that is new.
 REGISTRATIONS_FOR_S = 0.5
 # The weight of a new value in a moving average. Old values lose weight, so the current batch counts more than last
 # night's.
@@ -228,8 +228,8 @@ class Outlook:
 
     decode_s: float  # mean time of a job
     is_measured: bool  # whether this worker has decoded a job of this model
-    has_peers: bool  # whether other workers have this home model
-    may_leave: bool  # whether one of these workers is fast enough to be left the last jobs
+    has_peers: bool  # whether this model is the home model of other workers too
+    may_leave: bool  # whether another worker with this home model is fast enough to do the last jobs
     at: float  # monotonic clock
 
     @property
@@ -260,7 +260,8 @@ class Tail:
         self._model = model
         # Monotonic time until which the queue is left to other workers.
         self.next_look = 0.0
-        # Monotonic time when the queue last shrank, or when leaving began; 0: this worker leaves no jobs.
+        # Monotonic time when the queue last shrank, or when this worker began to leave jobs to others. 0 means that it
+        # leaves no jobs.
         self._since = 0.0
         self._ready = 0
         self.jobs_left = 0

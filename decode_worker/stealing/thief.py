@@ -28,8 +28,9 @@ log = logging.getLogger(__name__)
 
 _LOOK_AGAIN_S = 0.1
 _SLOWER_EACH_TIME = 1.6
-# A check costs the broker two passive declares for each other model. At these intervals it does not notice them. These
-# are the longest pauses between two checks: while another worker is busy with one of these models, and otherwise.
+# A check costs the broker two passive declares for each other model. With these pauses between checks, the load on the
+# broker is too small to notice. The first limit applies while another worker is busy with one of these models, and the
+# second limit applies at all other times.
 _AT_MOST_S = 0.2
 _AT_MOST_IDLE_S = 0.5
 

@@ -22,7 +22,7 @@ def _choice_of(*choices: str) -> Parser:
     return lambda values: next((value for value in values if value in choices), choices[0])
 
 
-# The fields that an address may hold, by the keys of their widgets. Each has a parser.
+# The fields that an address can hold, by the keys of their widgets. Each has a parser.
 _PARSERS: dict[str, Parser] = {
     "assignment": lambda values: values[0],
     "section": _choice_of(*SECTIONS),
@@ -51,9 +51,9 @@ def follow_address() -> None:
     state = st.session_state
     address = {name: st.query_params.get_all(name) for name in _PARSERS if name in st.query_params}
     page_address, last_address = _page_address(), state.get("shown")
-    # This is true after a reload, a link, Back or Forward. After a click the address may be the previous one too, but
-    # then a choice on the page has changed. If Back is pressed twice before the page is drawn, the page still has the
-    # choices from before the first press.
+    # The value is true after a reload, a link, Back or Forward. After a click, the browser can still send the previous
+    # address, but then a choice on the page has changed. If the person presses Back twice before the page is drawn, the
+    # page still has the choices from before the first press.
     state["went"] = address != state.get("address") and (
         last_address is None or page_address in (last_address, state.get("left"))
     )

@@ -61,7 +61,7 @@ def _bound(desk: Desk, folder: Path) -> None:
         st.caption("Nothing is graded yet.")
         return
     work = assignments.grading_work(folder)
-    # Grading with another rubric counts too, because its grades will make the sample outdated.
+    # The page also waits for a run with another rubric, because the grades of that run will make the sample outdated.
     if work.is_alive:
         wait_for(work, _GRADING)
         return

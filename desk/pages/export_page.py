@@ -96,8 +96,8 @@ def _offer(folder: Path, file: ExportFile, since: SinceLast | None) -> None:
     if file.asks:
         st.warning("Read this first:")
         show_text("\n".join(file.asks))
-        # The checkbox's key contains this digest. A confirmation therefore counts only for this file and these
-        # sentences.
+        # The checkbox's key contains this digest. A confirmation therefore counts only for this file and the sentences
+        # shown with it.
         digest = hashlib.sha256("\n".join(file.asks).encode("utf-8", "replace") + file.data).hexdigest()
         if not st.checkbox("I have read this, and this is the file that I want", key=f"confirmed {digest}"):
             return

@@ -29,7 +29,7 @@ from grading.roster import keep_answer, kept_files, read_rosters
 from producers.batch import batch as batches
 from producers.words import plural
 
-_MAX_ROWS = 50  # most rows that the dry run's table shows
+_MAX_ROWS = 50  # maximum number of rows in the table of the dry run
 
 
 def show_grade_page(desk: Desk, folder: Path) -> None:

@@ -88,7 +88,7 @@ def _create(home: Path, number: int) -> None:
     if state["forms sent"] == number:
         state["made"] = _create_from_form(home, lambda name: state[f"new {number} {name}"])
         state["forms sent"] += 1
-    if not state["assignment"]:  # only if the person has not chosen another assignment in the meantime
+    if not state["assignment"]:  # select it only if the person has not chosen another assignment meanwhile
         go_next(*state["made"])
 
 

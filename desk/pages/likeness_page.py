@@ -18,7 +18,7 @@ from grading.reviews import decide_together, decided_together, undo_together
 from grading.rubric.rubric import Criterion, exact, plain
 from producers.words import join_with_and, plural, shorten_names
 
-# Most answers that one decision covers, and most decisions that can be undone on this page.
+# The maximum number of answers that one decision covers, and of decisions that can be undone on this page.
 _MOST_SHOWN = 40
 
 

@@ -50,7 +50,8 @@ class Markup:
             else escape(line)
             for number, line in enumerate(text.split("\n"))
         ]
-        # HTML drops a line break right after <pre>. This adds one more, so the text keeps its own.
+        # HTML drops a line break right after <pre>. One more line break is added here, so that the text's own first
+        # line break stays.
         self._pieces.append("\n".join([f'<pre style="{_VERBATIM}">', *lines_html]) + "</pre>")
 
     def changes(self, first: str, other: str) -> None:

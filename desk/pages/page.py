@@ -37,7 +37,8 @@ _PAGES: dict[str, Callable[[Desk, Path], None]] = {
     "Export": export_page.show_export_page,
     "Fleet": fleet_page.show_fleet_page,
 }
-# The keys of every page, under "", and the keys of some sections. The review screen lists its own keys.
+# The keyboard keys of every page, under "", and the additional keys of some sections. The review screen lists its own
+# keys.
 _KEYS = {
     "": {
         "Tab": "the next field or button; with Shift the one before",

@@ -42,7 +42,7 @@ class RubricDraft:
     problem: str = ""
     # One key for each criterion. The fields of a criterion keep their key when the criterion is moved.
     keys: list[int] = field(default_factory=list)
-    # Part of the keys of all fields. With a new number, the fields forget what was typed before.
+    # This number is part of the key of every field. With a new number, the fields forget what was typed before.
     number: int = 0
 
     @classmethod

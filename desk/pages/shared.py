@@ -51,7 +51,7 @@ class Desk:
 
     backend: Backend
     fleet: FleetWatch
-    # By the browser's id and the path of the version that is edited.
+    # The drafts, by the browser's id and the path of the edited version.
     rubrics: dict[tuple[str, Path], RubricDraft] = field(default_factory=dict)
     _views: dict[Path, BatchView] = field(default_factory=dict)
     _open: dict[tuple[Path, str], tuple[str, float]] = field(default_factory=dict)  # by browser
@@ -60,7 +60,7 @@ class Desk:
     _stages: dict[Path, Stages] = field(default_factory=dict)
     # Each value with the stamp of the files that it was made from.
     _facts: dict[Hashable, tuple[Any, Any]] = field(default_factory=dict)
-    # Like `_facts`. The entries used last are at the end.
+    # Like `_facts`. The most recently used entries are at the end.
     _drawn: dict[Hashable, tuple[Any, Any]] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -114,7 +114,8 @@ class Desk:
         """Return the class now. Raises BatchError if the batch can't be read."""
         view, decisions = self.view(folder), self.decisions(folder)
         overrides_by_item = dict(decisions.refresh())
-        # The stamp is taken first. A change while the rows are made then differs from it, and they are made again.
+        # The stamp is taken first. If a file changes while the rows are made, the next stamp differs, and the rows are
+        # made again.
         stamp = (
             view.version,
             decisions.version,

@@ -25,8 +25,8 @@ export default ({{ data, parentElement }}) =>
   parentElement.querySelector(".kv-blocks").replaceChildren(...data.blocks.map(block));""",
     isolate_styles=False,
 )
-_MOST_CHARS = 60_000  # most characters of a submission that are shown at first
-_MOST_PART_CHARS = 20_000  # most characters of one cell or output that are shown at first
+_MOST_CHARS = 60_000  # maximum number of characters of a submission that are shown at first
+_MOST_PART_CHARS = 20_000  # maximum number of characters of one cell or output that are shown at first
 
 
 def draw_work(

@@ -45,8 +45,8 @@ class HFPrompt(ChatPrompt):
         self.control_ids = frozenset(entry["id"] for entry in control)
         self.added_tokens = {entry["id"]: entry["content"] for entry in definition.get("added_tokens") or ()}
         self.decoder_types = _decoder_types(definition)
-        # Some models declare marks such as `<turn|>` and `<tool_response>` as ordinary tokens. Still, no user's text
-        # may become such a mark.
+        # Some models declare marks such as `<turn|>` and `<tool_response>` as ordinary tokens. Even so, no text from a
+        # user is allowed to become such a mark.
         marks = [entry for entry in definition.get("added_tokens") or [] if entry["content"].strip()]
         self._control = _control_pattern(marks)
         # llama.cpp finds these marks in any text. So both engines cut a text inside each of them.

@@ -17,8 +17,8 @@ _WITH_ORIGINAL = ("llama3", "yarn", "longrope")
 _GPT_OSS = {"rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False,
             "original_max_position_embeddings": 4096}  # fmt: skip
 _THETA = {"gpt_oss": 150_000.0}
-# Models with Gated DeltaNet layers. Their other layers rotate only a part of each key: the first quarter, unless
-# config.json says otherwise. Qwen3.5 rotates by three positions (M-RoPE). All three are equal for text.
+# Models with Gated DeltaNet layers. Their other layers rotate only the first part of each key: a quarter, if
+# config.json states no other share. Qwen3.5 rotates by three positions (M-RoPE), which are equal for text.
 GATED_DELTA = ("qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text", "qwen3_next")
 _GEMMA3 = ("gemma3", "gemma3_text")
 _GEMMA3_THETA = {FULL: ("rope_theta", 1_000_000.0), SLIDING: ("rope_local_base_freq", 10_000.0)}

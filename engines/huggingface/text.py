@@ -47,7 +47,7 @@ class TextStream:
         return piece + rest
 
     def _decode(self, token: int) -> str:
-        # A model may have more outputs than its tokenizer has tokens. The other outputs have no text.
+        # A model can have more outputs than its tokenizer has tokens. The other outputs have no text.
         return self._decoder.decode(self._token_bytes[token] if token < len(self._token_bytes) else b"")
 
     def _release(self, new: str) -> str:

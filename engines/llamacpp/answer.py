@@ -24,7 +24,7 @@ from messages.errors import EngineUnavailable, InvalidSchema
 from messages.jobs import Sampling
 
 _FINISH = {"eos": "stop", "word": "stop", "limit": "length"}
-# Only the samplers that `Sampling` names, in llama.cpp's own order. Without this list llama.cpp would add its defaults
+# Only the samplers that `Sampling` names, in llama.cpp's own order. Without this list, llama.cpp would add its defaults
 # (min_p, penalties).
 _SAMPLERS = ["top_k", "top_p", "temperature"]
 _NO_JSON = "~"  # no JSON text begins with this character
@@ -45,7 +45,7 @@ class AnswerRequest:
 class _StreamResult(StreamedText):
     """The part of a stream that has arrived."""
 
-    count = 0  # number of sampled tokens; `tokens` may hold fewer ids, see `consume_event`
+    count = 0  # number of sampled tokens; `tokens` can hold fewer ids, see `consume_event`
     evaluated_tokens = 0
     finish = ""
 
@@ -161,15 +161,15 @@ class Completions:
         """Generate freely until the final channel opens. Under a schema an answer can't end before its JSON begins."""
         free = replace(request, sampling=replace(request.sampling, json_schema="", stop=()))
         body = _request(free) | {"cache_prompt": self._can_erase, "ignore_eos": bool(request.sampling.json_schema)}
-        body["timings_per_token"] = True  # each event reports counters, because the last event is never read
+        body["timings_per_token"] = True  # the counters come with each event, because the last event is never read
         result = _StreamResult(request.start)
         with closing(self._events(body, request.stop)) as events:  # closing the stream makes the server stop
             for event in events:
                 held_back = int(event["tokens_predicted"]) - result.count > 1
                 old_length = len(result.tokens)
                 result.consume_event(event)
-                # This event's ids lack the tokens that the server held back before. So its text is tokenized again.
-                # That is close enough.
+                # This event's ids lack the tokens that the server held back before. So its text is tokenized again,
+                # which gives nearly the same ids.
                 if held_back and event["content"]:
                     result.tokens[old_length:] = self._prompt.plain_ids(event["content"])
                 for token in result.tokens[old_length:]:

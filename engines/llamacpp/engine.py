@@ -204,7 +204,7 @@ class LlamaCppEngine:
             reason = "its GGUF file or its folder of slot files can't be reached from here (see ?slots= and &model=)"
         else:
             try:
-                require_known(self._backing.gguf)  # slot files of unknown models may not be readable
+                require_known(self._backing.gguf)  # Kvasir possibly can't read the slot files of an unknown model
                 self._ropes = effective_ropes(self._backing.gguf)
                 with self._prefill_slots.acquire(None) as slot:
                     self._prepare(slot, None, None)
@@ -272,8 +272,8 @@ class LlamaCppEngine:
         with self._exchange_file() as path:
             self._server.post(f"/slots/{slot}?action=save", {"filename": path.name}, stop)
             try:
-                # Mapping the file avoids a copy of the whole: only its blocks are copied. The map stays readable after
-                # the file is deleted.
+                # Mapping the file avoids a copy of the whole file: only its blocks are copied. The map stays readable
+                # after the file is deleted.
                 data = np.memmap(path, np.uint8, "r")
             except (OSError, ValueError) as error:  # ValueError: the file is empty
                 raise KVTransferFailed(f"the server's slot file is not in {path.parent}: {error}") from None
@@ -287,8 +287,8 @@ class LlamaCppEngine:
         try:
             folder = path.parent
             if folder.is_dir() and stat.S_IMODE(folder.stat().st_mode) == 0o700:
-                # Only this user can open the folder, so the server runs as this user. It keeps the mode of a file that
-                # exists. A new file would get its mode from the server's umask.
+                # Only this user can open the folder, so the server runs as this user. The server keeps the mode of an
+                # existing file. A new file would get its mode from the server's umask.
                 path.touch(0o600)
             yield path
         finally:

@@ -5,7 +5,7 @@ from pathlib import Path
 from engines.base import Capabilities
 from engines.entry import EngineEntry, EngineOptions
 
-SERVER_SCHEMES = ("http://", "https://", "unix://")  # in front of a running server's address
+SERVER_SCHEMES = ("http://", "https://", "unix://")  # the beginnings of a running server's address
 
 
 class _LlamaCpp(EngineEntry):

@@ -77,7 +77,7 @@ def read_gguf(path: Path) -> GGUFFile:
         raise ConfigError(f"there is no weights file {path}") from None
     except _DamagedFile as damage:
         raise ConfigError(f"the weights file {path} is damaged: {damage}; download or copy it again") from None
-    except (OSError, ValueError) as error:  # a folder, an empty file, or a file that this user may not read
+    except (OSError, ValueError) as error:  # a folder, an empty file, or a file that this user is not allowed to read
         raise ConfigError(f"the weights file {path} can't be read: {error}") from None
 
 
@@ -158,8 +158,8 @@ def _parse(path: Path, data: mmap.mmap, size: int) -> GGUFFile:
     long_rope = any(tensor.name == _LONG_ROPE_FACTORS for tensor in tensors)
     values: Counter[int] = Counter()
     for tensor in tensors:
-        # The embedding is not counted. With 262,144 tokens it may be most of a small model, but it does not affect how
-        # keys and values are rounded.
+        # The embedding is not counted. With 262,144 tokens it can be more than half of a small model, but it does not
+        # affect how keys and values are rounded.
         values[tensor.kind] += tensor.values if tensor.name.startswith(_LAYER) else 0
     kind = max(values, key=values.__getitem__)
     return GGUFFile(path, metadata, data_start, size, factors, long_rope, kind)

@@ -18,7 +18,7 @@ from engines.rope import Rope, plain, yarn
 from messages.errors import InvalidMessage, KVTransferFailed
 from messages.kv import KVLayout
 
-FORMAT = "llamacpp/1"  # changed whenever Kvasir would lay out blocks of the same weights differently
+FORMAT = "llamacpp/1"  # must change whenever Kvasir lays out blocks of the same weights differently than before
 
 # How llama.cpp rotates keys, by general.architecture. These architectures rotate the two halves of a key. For the llama
 # family, converters reorder the rows of Q and K, so that the two numbers of a pair are neighbours.
@@ -34,7 +34,7 @@ _GATED_DELTA = _MROPE | {"qwen3next"}
 _RECURRENT = ("ssm.conv_kernel", "shortconv.l_cache", "wkv.head_size")
 # Only every n-th layer attends to all positions. The others attend to a window, unless the file says otherwise.
 _WINDOW_PATTERNS = {"gpt-oss": 2, "gemma3": 6}
-_GEMMA3_WINDOW_BASE = 10_000.0  # RoPE base of the windowed layers, unless the file says otherwise
+_GEMMA3_WINDOW_BASE = 10_000.0  # RoPE base of the windowed layers, if the file states none
 
 
 @dataclass(frozen=True, slots=True)

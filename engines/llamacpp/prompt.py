@@ -68,7 +68,7 @@ class LlamaPrompt(ChatPrompt):
         """The rendered text, with the server's current date replaced by the day of `clock`, UTC."""
         clock_day, today = datetime.fromtimestamp(clock, UTC), datetime.now()
         for form in self._date_formats:
-            # The server may be in another time zone, or midnight may have passed since it rendered.
+            # The server can be in another time zone, or midnight has passed since it rendered the template.
             for day in (today, today - timedelta(days=1), today + timedelta(days=1)):
                 date = day.strftime(form)
                 if date and date in text:

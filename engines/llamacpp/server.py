@@ -35,19 +35,19 @@ _log = logging.getLogger(__name__)
 
 PROGRAM = "llama-server"
 _SOCKET = "server.sock"
-_MAX_SOCKET_BYTES = 100  # longest path of a socket; macOS allows 103 bytes, Linux 107
+_MAX_SOCKET_BYTES = 100  # maximum length of a socket's path; macOS allows 103 bytes, Linux 107
 _ASK_S = 60.0  # a CUDA build takes seconds to list its devices
 
 # The settings of servers that Kvasir starts: command-line words, then the parameter of xllamacpp and its value. The
 # words are used only if the server knows the first of them.
 SETTINGS: tuple[tuple[tuple[str, ...], str, object], ...] = (
-    # Without this a restored slot is cleared when another slot starts.
+    # Without this, a restored slot is cleared when another slot starts.
     (("--no-kv-unified",), "kv_unified", False),
-    # Without this sliding-window layers drop what a restored slot needs, and the slot starts over.
+    # Without this, sliding-window layers drop what a restored slot needs, and the slot starts over.
     (("--swa-full",), "swa_full", True),
-    # Without this the server fills slots from its own cache of prompts.
+    # Without this, the server fills slots from its own cache of prompts.
     (("--cache-ram", "0"), "cache_ram_mib", 0),
-    # Without this a recurrent model's slot file holds a state for each checkpoint.
+    # Without this, a recurrent model's slot file holds a state for each checkpoint.
     (("--ctx-checkpoints", "0"), "n_ctx_checkpoints", 0),
     (("--no-warmup",), "warmup", False),
     (("--no-webui",), "ui", False),
@@ -67,7 +67,7 @@ class Launch:
     slot_folder: Path  # of mode 0700
     threads: int = 0  # 0: its own choice
     architecture: str = ""  # of the weights, for messages
-    health_s: float = PATIENCE_S  # how long /health may go unanswered before the server is killed
+    health_s: float = PATIENCE_S  # a server that does not answer /health for this long is killed
 
     @property
     def socket(self) -> Path:
@@ -94,12 +94,12 @@ def arguments(launch: Launch, help_text: str) -> list[str]:
     words = ["--model", str(launch.weights), "--host", str(launch.socket)]
     words += ["--ctx-size", str(launch.tokens), "--parallel", str(launch.slots)]
     words += ["--slot-save-path", f"{launch.slot_folder}/"]
-    # In older releases this option is a switch. In newer ones it takes a value. Without flash attention V is stored
-    # transposed.
+    # In older releases, this option is a switch. In newer releases, it takes a value. Without flash attention, V is
+    # stored transposed.
     words += ["--flash-attn", "on"] if re.search(r"--flash-attn\s+[\[<{]?on", help_text) else ["--flash-attn"]
     for option in (*(option for option, _, _ in SETTINGS), ("--no-context-shift",)):
         words += option if _has_option(help_text, option[0]) else ()
-    if not _has_option(help_text, "--fit"):  # older releases compute on the CPU unless told otherwise
+    if not _has_option(help_text, "--fit"):  # older releases compute on the CPU by default
         words += ["--n-gpu-layers", "999"]
     return words + (["--threads", str(launch.threads)] if launch.threads else [])
 
@@ -158,7 +158,7 @@ class LlamaServerProcess:
         with self._lock:
             if self._closing.is_set():
                 return False
-            self._socket.unlink(missing_ok=True)  # left by a killed server; a path can be bound only once
+            self._socket.unlink(missing_ok=True)  # a killed server leaves this file, and a path can be bound only once
             self.process = subprocess.Popen(
                 self._command,
                 stdin=subprocess.DEVNULL,

@@ -45,7 +45,7 @@ from messages.kv import (
 
 MAGIC = b"qsgg"
 _VERSIONS = (2, 3, 4)
-_CELL_TOKENS, _ROTATIONS = 3, 4  # first versions of the file with tokens in its cells, and with rotations
+_CELL_TOKENS, _ROTATIONS = 3, 4  # the first file version with tokens in its cells, and the first with rotations
 MAX_STREAMS = 1024
 MAX_LAYERS = 1024
 _GGML_TYPES: dict[int, DType] = {0: "f32", 1: "f16", 30: "bf16"}

@@ -30,7 +30,7 @@ from messages.errors import ConfigError, EngineUnavailable, KVTransferFailed
 _OWN_PROGRAM = f"{PROGRAM}:"
 _RunningServer = tuple[LlamaServer, str, Callable[[], None]]  # the server, its device, and a function that ends it
 _SLOT_FOLDERS = "kvasir-slots-"
-_NEW_S = 60.0  # seconds; a folder younger than this may not have been locked yet
+_NEW_S = 60.0  # in seconds; the owner of a younger folder has perhaps not locked it yet
 _WHOLE_PROMPT = 8192  # tokens; a prompt of up to this length is one batch
 _LONGEST_PATIENCE_S = 3600.0
 _CONTEXT_STEP = 256  # llama.cpp rounds a slot's context up to a multiple of this
@@ -106,7 +106,8 @@ def make_slot_folder(parent: Path) -> tuple[Path, Callable[[], None]]:
                 os.close(lock)
     folder = Path(tempfile.mkdtemp(prefix=_SLOT_FOLDERS, dir=parent))
     lock = -1
-    with suppress(OSError):  # without file locks no process can lock a folder, and so none deletes this one
+    # Where file locks are missing, no process can lock a folder, so no process deletes this one.
+    with suppress(OSError):
         lock = _lock(folder)
 
     def remove() -> None:
@@ -233,7 +234,7 @@ def _reported_gguf(path: str, reported_path: str) -> GGUFFile | None:
         return read_gguf(Path(path).expanduser())
     try:
         return read_gguf(Path(reported_path)) if reported_path else None
-    except ConfigError:  # the path may belong to another machine, on which the server runs
+    except ConfigError:  # the path can belong to another machine, on which the server runs
         return None
 
 
@@ -251,13 +252,14 @@ def _parameters(xllamacpp: Any, launch: Launch) -> Any:
     else:  # before 2026.10
         params.hostname = str(launch.socket)
     params.verbosity = -1
-    # ggml's threads wait for each other in a busy loop, and on busy cores they slow each other down fifty times. Half
-    # of the logical CPUs are the physical cores if each core has two threads; otherwise half leaves room for others.
+    # ggml's threads wait for each other in a busy loop. On busy cores this makes them fifty times slower. If each core
+    # has two threads, half of the logical CPUs are the physical cores. If each core has one thread, half of them leaves
+    # room for other programs.
     threads = launch.threads or max(1, (os.cpu_count() or 2) // 2)
     params.cpuparams.n_threads = threads
     params.cpuparams_batch.n_threads = threads
     if launch.threads == 1:
-        # One batch for a whole prompt, so that answers can be compared. In batches of less than 64 tokens attention
+        # A whole prompt is one batch, so that answers can be compared. In batches of less than 64 tokens, attention
         # rounds differently, and the server splits a prompt at places that depend on what else it decodes.
         params.n_batch = params.n_ubatch = _WHOLE_PROMPT
     return params

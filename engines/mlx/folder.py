@@ -10,7 +10,7 @@ from engines.huggingface.rope import FULL, GATED_DELTA, SLIDING, rope_parameters
 from engines.huggingface.weights import HFFolder
 from messages.errors import ConfigError
 
-# In mlx-lm all layers of these models attend to every position, whatever config.json says.
+# In mlx-lm, all layers of these models attend to every position, whatever config.json says.
 _NO_WINDOW = {"mistral", "phi3", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe"}
 # mlx-lm gives these models no RoPE scaling, and refuses one of them if its folder states a scaling. `mlx_rope` adds the
 # scaling.

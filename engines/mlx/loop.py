@@ -89,7 +89,7 @@ class ModelLoop:
         finally:
             mx.clear_cache()
             # MLX requires this before a thread ends. Otherwise destructors clean up after the interpreter is gone, and
-            # may abort the process. Older releases don't have this function.
+            # can abort the process. Older releases don't have this function.
             getattr(mx, "clear_streams", lambda: None)()
 
 
@@ -133,7 +133,7 @@ class _Scheduler:
         self._batch.close()
 
     def _new_batch(self) -> Any:
-        # In all releases end tokens can be passed as stop_tokens. Each other way works only in some.
+        # End tokens are passed as stop_tokens, because all releases of mlx-lm accept them there.
         return BatchGenerator(
             self._model,
             stop_tokens=[[number] for number in self._end_ids],

@@ -107,7 +107,8 @@ def device() -> str:
 def _layout(folder: HFFolder, caches: list[Any]) -> tuple[KVLayout | None, str]:
     """The layout that MLX uses. If it differs from the configuration's, which PyTorch follows: None, and why."""
     try:
-        layout_of(folder, "f32")  # called first, because it says why such a model is not transferred
+        # Called first, because its error says why KV caches of such a model are not transferred.
+        layout_of(folder, "f32")
         observed_layout = mlx_kv.observed_layout(caches)
         stated_layout = layout_of(folder, observed_layout.dtype)
     except KVTransferFailed as error:

@@ -18,7 +18,7 @@ from messages.errors import Cancelled, InvalidSchema, KvasirError
 from messages.jobs import PrefillReport
 from messages.kv import KVCache, KVLayout, Record
 
-_POLL_S = 0.2  # how long a cancelled caller may wait; each check takes processor time from the model
+_POLL_S = 0.2  # time limit for noticing that a caller has cancelled; each check takes processor time from the model
 _TOKENS_PER_PUT = 16
 _begin_computing: Any = mx.async_eval
 # Before mlx-lm 0.32, a batch mixes up processors after a sequence without processors has left it. So in those releases
@@ -40,7 +40,8 @@ class PromptWork(ABC):
         self.tokens = list(tokens)
         self.to_feed = to_feed
         self.prefix_cache = prefix_cache
-        # Contents of caches that hold `prefix_cache`. The first decode fills the list, and later decodes start from it.
+        # The contents of the MLX caches that `prefix_cache` was loaded into. The first decode fills the list, and later
+        # decodes start from it.
         self.fork: list[mlx_kv.CacheState] | None = None
         self.is_abandoned = False  # set by the caller when it stops listening
         self.caches: list[Any] = []
@@ -55,7 +56,7 @@ class PromptWork(ABC):
     def begin(self, caches: list[Any], layout: KVLayout | None) -> None:
         """Take new caches, and load the transferred cache into them. Raises KVTransferFailed."""
         if self.prefix_cache is not None:
-            assert layout is not None  # without a layout the engine has already refused the prefix
+            assert layout is not None  # an engine without a layout has already refused the prefix
             if self.fork:
                 mlx_kv.set_states(caches, self.fork)
             else:

@@ -25,7 +25,7 @@ from messages.jobs import Part, Sampling
 _log = logging.getLogger(__name__)
 
 _SHAPE = re.compile(r"(https?://[^/?#@\s]+(?:/[^?#\s]*?)?/v\d+)/(\S+)")
-# Fields that a server may refuse and that the engine can do without.
+# Fields that some servers refuse and that the engine can do without.
 _OPTIONAL = ("response_format", "stream_options", "seed", "top_k", "min_p", "repetition_penalty")
 _KEY_REFUSED = (401, 403)
 _CONTEXT_FIELDS = ("max_model_len", "context_length", "max_context_length", "context_window")

@@ -23,14 +23,14 @@ from messages.errors import ContextExceeded, EngineUnavailable, InvalidPrompt, I
 
 _log = logging.getLogger(__name__)
 
-_END_S = 0.5  # how long a stream may take to end after its last event
-_LONGEST_WAIT_S = 600.0  # seconds; a server that asks for a longer wait counts as away
+_END_S = 0.5  # time limit for a stream to end after its last event
+_LONGEST_WAIT_S = 600.0  # in seconds; a server that asks for a longer wait counts as away
 _TOO_LONG = ("context length", "context size", "context_length", "maximum context", "too long", "a context of")
 _NO_SCHEMA = ("grammar", "schema", "response_format")
 _PERMANENT_STATUSES = (400, 413, 422)
 _UNAVAILABLE_STATUSES = (502, 503, 504)  # statuses of a proxy whose server is away, or of a server that is loading
 
-# Networks to which prompts may be sent without permission: this machine, and private networks.
+# Networks to which prompts are sent without permission: this machine, and private networks.
 _INSIDE = [
     ipaddress.ip_network(network)
     for network in (
@@ -151,7 +151,7 @@ class OpenAIServer(RemoteServer):
             self._session = aiohttp.ClientSession(
                 connector=connector,
                 headers={"Accept-Encoding": "identity", **key_header},
-                # Decompressed, the counted bytes could be a thousand times as many.
+                # Decompressed data can be a thousand times as large as the bytes that are counted.
                 auto_decompress=False,
                 # There is no read time-out, because loading and long prompts are silent for minutes. The caller's stop
                 # event ends them.

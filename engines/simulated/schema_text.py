@@ -97,7 +97,7 @@ class _Generator:
         properties, required_names = schema.get("properties", {}), schema.get("required", [])
         if not isinstance(properties, Mapping) or not isinstance(required_names, list):
             raise InvalidSchema("properties must be an object, and required must be a list")
-        # At deep levels optional properties are left out, so that a schema that refers to itself ends.
+        # At deep levels optional properties are left out, so that the text ends even if the schema refers to itself.
         names = [name for name in properties if name in required_names or (depth < 4 and self._source.random() < 0.8)]
         names += [name for name in required_names if name not in properties]
         return {name: self.value(properties.get(name, True), depth + 1) for name in names}
@@ -132,7 +132,7 @@ class _Generator:
         open_ended = "exclusiveMinimum" in schema or "exclusiveMaximum" in schema
         if low > high or (open_ended and low == high):
             raise InvalidSchema(f"no number fits between {low} and {high}")
-        # A value inside the range, so that exclusive limits are kept too.
+        # The value is inside the range and not at its ends, so that exclusive limits are kept too.
         return float(low + (high - low) * self._source.randint(1, 15) / 16)
 
     def _resolve(self, reference: Any) -> Any:

@@ -37,9 +37,9 @@ from messages.jobs import PrefillReport, Sampling
 from messages.kv import KVCache, KVLayout, Record
 
 _log = logging.getLogger(__name__)
-# Chunks large enough to keep a GPU busy, and small enough for blocks to leave early.
+# Tokens in a chunk. A chunk is large enough to keep a GPU busy, and small enough for its blocks to leave early.
 _CHUNK_TOKENS = {"cuda": 2048, "cpu": 512}
-# How many chunks' blocks may still be on their way out while the next chunk is computed.
+# Number of computed chunks whose blocks are still being copied out while the next chunk is computed.
 _IN_FLIGHT = {"cuda": 1, "cpu": 0}
 
 

@@ -43,9 +43,9 @@ COMMAND = "kvasir engines connector FOLDER"
 _COMPLETIONS = "/v1/completions"
 _LONGEST_PAUSE_S = 5.0  # short, because a probe costs only a refused connection, and jobs wait for the server
 _GREETING = (0, 1, 2, 3)  # a prompt that says nothing
-_TOLERANCE = 0.02  # relative; the greeting's keys and values may differ by a few steps of bfloat16
+_TOLERANCE = 0.02  # relative; the greeting's keys and values can differ by a few steps of bfloat16
 
-# Set explicitly, because a server may have other defaults.
+# Set explicitly, because a server can have other defaults.
 _PLAIN = {"temperature": 0, "top_p": 1, "top_k": 0, "min_p": 0, "repetition_penalty": 1, "presence_penalty": 0,
           "frequency_penalty": 0, "n": 1, "return_token_ids": True}  # fmt: skip
 
@@ -125,7 +125,7 @@ class AttachedServer(Conversation):
         try:
             for tokens in self._stream_tokens(key, request):
                 while (inbox := self._inboxes.get(key)) and inbox.qsize() >= MAX_WAITING_EVENTS:
-                    time.sleep(POLL_S)  # the reader may be slower than the server
+                    time.sleep(POLL_S)  # the reader can be slower than the server
                 self._hand_on(tokens)
                 if tokens["last"]:
                     end_message = {"op": "done", "evaluated": tokens["evaluated"]}
@@ -142,7 +142,7 @@ class AttachedServer(Conversation):
             end_message["why"] = f"vLLM's answer is not understood: {error!r:.200}"
         finally:
             self._drain()
-            if key not in self._failed_keys:  # otherwise the connector has already sent the reason
+            if key not in self._failed_keys:  # for a failed key, the connector has already sent the reason
                 self._hand_on(end_message | {"id": key})
             self._failed_keys.discard(key)
             self._evaluated_tokens.pop(key, None)
@@ -171,8 +171,9 @@ class AttachedServer(Conversation):
     def _body(self, key: str, tokens: Any, max_tokens: int, emit: int | None, inject: Any) -> dict[str, Any]:
         transfer = {"version": events.VERSION, "key": key, "folder": self.folder.name, "block": self._block}
         transfer |= {"emit": emit, "inject": inject, "sampling": None}
-        # The request gets a salt of its own, so it takes nothing from vLLM's prefix cache. Otherwise the counter of
-        # evaluated tokens would prove nothing. It also leaves nothing there that was computed elsewhere.
+        # No other request has this salt, so this request takes nothing from vLLM's prefix cache. Otherwise the counter
+        # of evaluated tokens would prove nothing. Because of the salt, no other request reuses values that were
+        # computed elsewhere.
         request = {"prompt": list(tokens), "max_tokens": max_tokens, "cache_salt": key}
         return _PLAIN | request | {"kv_transfer_params": {events.NAME: transfer}}
 

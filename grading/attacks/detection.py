@@ -18,15 +18,15 @@ from grading.prompts.prompt import has_control_tokens
 from grading.submissions.reading import Submission
 
 MAX_FLAGS = 3
-# Of a longer text only both ends are read, because nobody reads the middle of a very long output.
+# Only the beginning and the end of a longer text are read, because nobody reads the middle of a very long output.
 MAX_CHARS = 150_000
 MAX_SENTENCES = 6_000
 MAX_SHOWN = 120
-# Up to this many sentences and characters are scored together, because a phrase may continue in the next line.
+# Up to this many sentences and characters are scored together, because a phrase can continue in the next line.
 _RUN, _RUN_CHARS = 3, 420
-# The same for short lines, of which more are scored together.
+# The same limits for short lines, which are scored together in larger groups.
 _LINES, _LINES_CHARS = 6, 120
-# A text with more sentences than this causes more false alarms, so its score must be higher.
+# Long texts cause more false alarms. In a text with more than this many sentences, the score must be higher.
 _USUAL, _CAUTION = 20, 1.1
 # A decoded text counts only if it has at least this many known words more than the encoded text.
 _NEW_WORDS = 2

@@ -16,7 +16,7 @@ from urllib.parse import unquote
 FULL = "\ue000"  # stands for any full score, such as 10/10, 10 of 10 or 100 %
 _MAX_PAYLOADS = 50
 _MAX_PAYLOAD = 4096
-_MAX_TIMES = 3  # most layers of encoding that are decoded
+_MAX_TIMES = 3  # maximum number of encoding layers that are decoded
 _LETTERS_OF_LANGUAGE = 0.85  # a decoded text is language if letters and spaces make up this share of it
 
 _INLINE_TAG = re.compile(

@@ -25,7 +25,7 @@ _ODD = tuple(map(np.uint64, (0x9E3779B97F4A7C15, 0xD6E8FEB86659FD93, 0xC2B2AE3D2
 WEIGHTS = "attacks.weights"
 GRAMS = (3, 4)
 WORD_WEIGHT = 4.0
-# Keeps the score of one or two words from being too certain.
+# This number keeps the score of one or two words from being too certain.
 SHORT = 800.0
 # The weight of pairs of meanings relative to n-grams. The second number lowers that weight if there are few pairs.
 PAIR_WEIGHT, FEW_PAIRS = 0.5, 10.0

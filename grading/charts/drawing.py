@@ -23,7 +23,7 @@ _HEIGHT = 150
 _LINE = 18
 # Height in pixels of one slot's row.
 _LANE = 12
-# If there are more spans than this, spans are joined when nobody could see a gap between them.
+# If there are more spans than this, spans are joined where nobody could see the gap between them.
 _MANY_SPANS = 2_000
 _SHADES = 5
 MAX_BARS = 12  # on a phone, a chart with more bars can't be read

@@ -28,9 +28,9 @@ MEASURES = ("qwk", "mae", "mae_share", "bias", "exact", "within_step")
 CONFIDENCE = 0.95
 MIN_UNITS = 10  # with fewer submissions there is no confidence interval
 RESAMPLES = 1_999
-# Bootstrap samples that are in memory together.
+# Number of bootstrap samples that are in memory together.
 _BATCH = 200
-# Grades of a criterion that are needed for its floor, because a third of them is used to fit the floor's line.
+# Number of grades that a criterion needs for its floor. A third of them is used to fit the floor's line.
 MIN_FLOOR_GRADES = 9
 
 _WORD = re.compile(r"\w\w")  # scikit-learn's vectorizer counts only words of at least two characters

@@ -145,7 +145,7 @@ class FilledIn:
     rows: list[list[str]] = field(default_factory=list)
     # Numbers of the people in the file.
     listed_numbers: set[str] = field(default_factory=set)
-    # Ids of the grades whose cell in the file may be changed. Blank grades are included.
+    # Ids of the grades whose cell in the file is allowed to change. Blank grades are included.
     held_ids: set[str] = field(default_factory=set)
     kept_count: int = 0
     replacements: list[tuple[str, str, str]] = field(default_factory=list)  # student, old, new

@@ -38,10 +38,10 @@ _VERSION = 1
 class SamplePlan:
     """The planned promise. With `thresholds` (), the signal's default thresholds are used."""
 
-    # The numbers of hand grades at each look at the data. Each further look makes the bound looser.
+    # The numbers of hand grades at which the bound is computed. Each further number makes the bound looser.
     sizes: tuple[int, ...] = (30,)
-    tolerance: Points = 1  # a grade may differ by up to this many points
-    at_most: float = 0.2  # the promised largest share of unseen grades that differ by more
+    tolerance: Points = 1  # allowed difference between the model's points and the person's
+    at_most: float = 0.2  # the promise: at most this share of the unseen grades differs by more than `tolerance`
     confidence: float = CONFIDENCE
     signal: str = "reasons"
     thresholds: tuple[float, ...] = ()
@@ -63,7 +63,7 @@ class Stratum:
 
     name: str
     members: tuple[SampleMember, ...]
-    # Item ids in the order of the draw, enough of them for the largest planned size.
+    # Item ids in the order of the draw, as many as the largest planned size needs.
     sample: tuple[str, ...]
 
 

@@ -24,10 +24,10 @@ from grading.names.common_words import COMMON_WORDS
 from grading.submissions.reading import Submission
 from producers.batch.forms import ANY_SPELLING, PROMPT_FORM
 
-# Letters in a whole name. A shorter name counts only if it is written like a name.
+# Minimum number of letters in a whole name. A shorter name counts only if it is written like a name.
 MIN_LETTERS = 5
 MAX_WORDS = 6
-# Letters in a name. A longer name is recognised only if all of it occurs.
+# A name with more letters than this is recognised only if all of it occurs.
 _MAX_LETTERS = 60
 _MAX_WORD = 200
 _MIN_LABEL = 4  # a gap with fewer characters is too short for a label
@@ -61,7 +61,7 @@ _OLD_BETWEEN = re.compile(r"[ \t,._'’\-]{0,3}")
 
 # Start and end of a name, and the text that replaces it.
 _Span = tuple[int, int, str]
-# The start and end of each word in a run. A run is a few neighbouring words that may form a name.
+# The start and end of each word in a run. A run is a few neighbouring words that can form a name.
 _Run = tuple[tuple[int, int], ...]
 _Kind = Literal["part", "login"]
 # What must stand beside a word before the word counts as a person's name.
@@ -78,7 +78,7 @@ class Student:
     parts: set[tuple[str, str]] = field(default_factory=set)  # pairs of family and given name, in both orders
     of_words: bool = False  # whether each word of the name is a common word
     is_ambiguous: bool = False  # so, or short
-    is_whole: bool = False  # whether it is a file's name, of which only the whole means a person
+    is_whole: bool = False  # whether it comes from a file's name; then only the whole name means a person
 
     @property
     def wholes(self) -> set[str]:
@@ -127,7 +127,7 @@ class _PartialMeanings:
 
     def with_initials(self, initials: Collection[str]) -> list[_Meaning]:
         """Return what the letters mean beside these initials."""
-        # A label before a common word may show that it is a name. An initial shows nothing.
+        # A label before a common word can show that it is a name. An initial shows nothing.
         if self.common:
             return self.meanings
         return [meaning for meaning in self.meanings if meaning.initial in initials] or self.without_initials

@@ -46,7 +46,8 @@ class CriterionGrade:
     reason: str = ""
     # Points in each of several answers to the same prompt.
     sampled: tuple[Points, ...] = ()
-    # Whether the feedback repeats the grading notes, the solution or the prompt. No student may see such feedback.
+    # Whether the feedback repeats the grading notes, the solution or the prompt. No student is allowed to see such
+    # feedback.
     leaks: bool = False
     # The likelihood of each step, computed from the model's probabilities.
     likelihoods: Mapping[str, float] = field(default_factory=dict)
@@ -153,7 +154,7 @@ def _max_bytes(schema: Mapping[str, Any], char_bytes: int, space_bytes: int) -> 
     if schema["type"] == "string":
         return 2 + int(schema["maxLength"]) * char_bytes + space_bytes
     members = [
-        # White space may follow each key, colon and comma. The last key has no comma.
+        # White space can follow each key, colon and comma. The last key has no comma.
         len(json.dumps(key)) + 2 + 3 * space_bytes + _max_bytes(value, char_bytes, space_bytes)
         for key, value in schema["properties"].items()
     ]

@@ -41,7 +41,7 @@ _MATCHING_SHARE = 0.8
 _CELL = re.compile(r"(?:^|, )cell \d")
 # The location of Markdown, plain text, or text typed into the LMS.
 _PROSE = re.compile(r"(?:^|, )text\Z")
-# An SQL query, which may also stand inside a Python string.
+# An SQL query, which can also stand inside a Python string.
 _QUERY = re.compile(r"\bselect\s+[^\s(].{0,2000}?\bfrom\b", re.IGNORECASE | re.DOTALL)
 _SQL_FUNCTION = re.compile(
     "abs|avg|cast|ceil|coalesce|concat|count|date|dense_rank|extract|floor|ifnull|lag|lead|length|lower|max|min|ntile"
@@ -55,7 +55,7 @@ _COMMENTS = {
     False: re.compile(rf"(?s:{_STRING})|(?:#|--(?= )).*"),
     True: re.compile(rf"(?s:{_STRING})|--.*|(?s:/\*.*?\*/)"),
 }
-# `{0}` stands for the name. A variable may get its value by an arrow, by "=" (also with a type), or in a loop. In SQL,
+# `{0}` stands for the name. A variable can get its value by an arrow, by "=" (also with a type), or in a loop. In SQL,
 # AS or the definition of a table gives it one.
 _PATTERNS = {
     "variables": r"(?<![\w.$]){0}\s*(?::\s?[\w.\[\], |]+)?(?:<<?-|:?=(?!=)|[-+*/|&%]=)|->>?\s*{0}(?![\w.])"

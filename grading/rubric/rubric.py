@@ -49,20 +49,20 @@ KINDS = ("yaml", "yml", "json", "csv")  # endings of a rubric's file name
 Points = int | float
 
 MAX_FILE_BYTES = 1 << 20
-# Each alias may double the size of the data. This limit allows shared texts, but no YAML bomb.
+# Each alias can double the size of the data. This limit allows shared texts, but no YAML bomb.
 MAX_ALIASES = 10
 # Nesting of lists and keys.
 MAX_DEPTH = 10
-# Nodes in a YAML file. PyYAML is slow, and large rubrics have about 4,000 nodes.
+# Maximum number of nodes in a YAML file. PyYAML is slow, and large rubrics have about 4,000 nodes.
 MAX_PARTS = 10_000
-MAX_DIGITS = 40  # digits in a number; YAML reads 1:1:1:… as a number too
+MAX_DIGITS = 40  # maximum number of digits in a number; YAML reads 1:1:1:… as a number too
 MAX_CRITERIA = 60
 MAX_POINTS = 10_000
-MAX_STEPS = 201  # most values that a criterion's points may take, including 0
+MAX_STEPS = 201  # maximum number of different points in a criterion's scale, including 0
 MIN_STEP = Decimal("0.001")
 MAX_TITLE = 200  # characters
 MAX_GUIDANCE = 8_000
-MAX_RULINGS, MAX_RULING = 20, 400  # most rulings of a criterion, and most characters in one
+MAX_RULINGS, MAX_RULING = 20, 400  # maximum number of rulings of a criterion, and of characters of a ruling
 MAX_INSTRUCTIONS = 50_000
 
 _TOO_DEEP = f"lists and keys within each other, more than {MAX_DEPTH} deep; is this the rubric?"

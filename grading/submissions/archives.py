@@ -22,17 +22,18 @@ from messages.errors import SubmissionError
 
 MIB = 1 << 20
 MAX_FILE_BYTES = 64 * MIB
-# Limit for the bytes that are read of one student's files.
+# Maximum number of bytes that are read of one student's files.
 MAX_SUBMISSION_BYTES = 2 * MAX_FILE_BYTES
-# Limit for the uncompressed bytes that are read of a class's zip. It is as much as 32 students' files at their limit.
+# Maximum number of uncompressed bytes that are read of a class's zip. It is as much as 32 students' files at their
+# limit.
 MAX_ZIP_BYTES = 4096 * MIB
-# Limit for the files of one student.
+# Maximum number of files of one student.
 MAX_MEMBERS = 2_000
-# Limit for the files in a class's zip.
+# Maximum number of files in a class's zip.
 MAX_ZIP_MEMBERS = 20_000
-# Uncompressed size divided by compressed size. Notebooks reach about 40.
+# Maximum ratio of uncompressed size to compressed size. Notebooks reach about 40.
 MAX_RATIO = 200
-# Smaller files may have any ratio: they are harmless, and one repetitive output can have a high ratio.
+# Smaller files are allowed to have any ratio: they are harmless, and one repetitive output can have a high ratio.
 RATIO_FREE_BYTES = 8 * MIB
 
 # zipfile reads the whole central directory and makes an object for each member. The central directory of 20,000 members
@@ -51,10 +52,10 @@ _DATA_SUFFIXES = frozenset(
     | {".rds", ".rda", ".rdata", ".rdb", ".rdx", ".sqlite", ".db", ".dta", ".sav", ".sas7bdat"}
 )
 _UNSAFE_CHARACTERS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
-# The largest share of control characters in a text. Saved terminal output contains ESC characters, but far fewer than
+# The maximum share of control characters in a text. Saved terminal output contains ESC characters, but far fewer than
 # this.
 _BINARY_SHARE = 0.1
-# In UTF-16 text, one byte of each pair is NUL far more often than the other: at least this many times.
+# In UTF-16 text, one byte of each pair is NUL far more often than the other byte: at least this many times as often.
 _ASCII_SHARE = 10
 # Signs that text was wrongly read as Windows-1252: a byte that has no letter there; four letters with marks in a row
 # (from Cyrillic or Chinese text); the characters that umlauts and accents of Mac and DOS turn into; a capital after a
@@ -77,7 +78,7 @@ _GUESSED_ENCODINGS = [
     "cp1255",
     "cp1256",
 ]
-# Encodings of DOS and old Macs. Each accent has another byte there than in Windows.
+# Encodings of DOS and old Macs. In them, an accented letter has another byte than in Windows.
 _OLD_WESTERN_ENCODINGS = ("cp850", "mac_roman")
 # An encoding is guessed from pieces of the text. These are the limits for a piece's bytes and for the number of pieces.
 _PIECE_BYTES, _MAX_PIECES = 4_000, 100
@@ -452,7 +453,7 @@ def _member_problem(info: zipfile.ZipInfo) -> str:
         return "it is encrypted; hand it in without a password"
     if stat.S_ISLNK(info.external_attr >> 16):
         return "it is a link, not a file"
-    # With bzip2 and lzma a small file can expand to any size, and lzma can use any amount of memory.
+    # With bzip2 and lzma, a small file can expand to any size, and lzma can use any amount of memory.
     if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
         return "it is compressed in a way that isn't read; use an ordinary zip (deflate)"
     return ""

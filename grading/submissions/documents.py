@@ -26,7 +26,7 @@ _MAX_EXPANDED, _MAX_FILES = 64 * MIB, 2_000
 _MAX_XML, _MAX_TAGS = 16 * MIB, 400_000
 # Limits for a PDF. Operators are counted over all pages together.
 _MAX_PAGES, _MAX_PAGE_BYTES, _MAX_OPERATORS = 300, 16 * MIB, 1_000_000
-# Most drawings of forms and pictures, on all pages together.
+# Maximum number of times that forms and pictures are drawn, on all pages together.
 _MAX_DRAWINGS = 5_000
 # The first pattern finds a run of text in a Word document. The second finds what makes a run invisible: it is hidden,
 # or white without a background, or at most 1 point high.
@@ -39,7 +39,7 @@ _SHOWN_PART = re.compile(r"word/(?:document|footnotes|endnotes)\d*\.xml")
 _RUN_TEXT = re.compile(rb"<w:t(?:\s[^<>]*)?>([^<>]*)</w:t>")
 # Average number of characters on a page. If there are fewer, the pages are probably scans or drawings.
 _THIN_CHARS = 80
-# A file whose label has one of these endings may be an export of another file.
+# A file whose label has one of these endings can be an export of another file.
 _EXPORTS = ("(.pdf)", "(.docx)")
 # Source files with more characters are not compared with exports.
 _MAX_COMPARED = 1_000_000

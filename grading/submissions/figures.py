@@ -17,7 +17,7 @@ from grading.submissions.notebooks import pictures_in, slim_notebook
 from grading.submissions.reading import notebooks_of
 from messages.errors import SubmissionError
 
-MAX_FIGURES = 40  # for one submission; a plot in a loop makes hundreds of figures
+MAX_FIGURES = 40  # maximum for one submission; a plot in a loop makes hundreds of figures
 MAX_FIGURE_BYTES = 4 * MIB
 _TOKEN = re.compile(r"taken ([0-9]{1,4})")
 _PLACE = re.compile(r"(?:file ([0-9]{1,5}) \([^)]*\), )?cell ([0-9]{1,6})(?:, output(?: ([0-9]{1,6}))?)?")

@@ -56,7 +56,7 @@ _ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b\n]{0,1000}(?:\x07|\
 _DATA_URI = re.compile(r"data:[\w.+-]{1,60}/[\w.+-]{1,60};base64,[A-Za-z0-9+/=%]*")
 _ANY_TAG = re.compile(r"<[!?/]?[A-Za-z][^<>]*>|<!?--|<[!/A-Za-z][^<>]*\Z")
 _SPACE = re.compile(r"\s+")
-# Such a reference is too long for a valid character, and Python refuses to convert very long numbers.
+# A reference with this many digits is too long for a valid character, and Python refuses to convert very long numbers.
 _LONG_REFERENCE = re.compile(r"&#[0-9]{9,};?")
 _CELL_END = re.compile(r"</t[dh]\b[^<>]*>", re.IGNORECASE)
 _BREAK = re.compile(
@@ -69,8 +69,8 @@ _MAX_STRINGS, _MAX_VALUES, _MAX_NESTS = 600_000, 600_000, 200_000
 # Limits in characters, before cleaning: for all parts of one kind together, and for one part.
 _MAX_SCANNED, _MAX_PART = 4 * MIB, 720_000
 _MAX_MARKUP = MIB // 2
-# Most marks on one letter, which is also Unicode's limit. The time to sort a run of marks grows with the square of its
-# length.
+# Maximum number of marks on one letter, which is also Unicode's limit. The time to sort a run of marks grows with the
+# square of its length.
 _MAX_MARKS = 30
 # Possessive quantifiers store no backtracking points. Otherwise a string of 60 MiB would need one for each escape.
 _IN_STRING = rb'[^"\\]*+(?:\\.[^"\\]*+)*+"'
@@ -124,7 +124,7 @@ def slim_notebook(data: bytes, placeholder_for: Callable[[bytes], bytes] = lambd
     too_many = Unreadable("it holds too many values for a notebook; clear its outputs and hand it in again")
     if data.count(b'"') > 2 * _MAX_STRINGS:
         raise too_many
-    # An interactive chart may contain a JavaScript library of several megabytes as one string.
+    # An interactive chart can contain a JavaScript library of several megabytes as one string.
     if len(data) > _MAX_BYTES:
         data = _STRING.sub(lambda match: match[0] if len(match[0]) < MIB else _LEFT_OUT, data)
     if len(data) > _MAX_BYTES:
@@ -250,7 +250,7 @@ class _NotebookReader:
     failed_cells: int = 0
     unknown_cells: int = 0
     language: str = ""  # the language of the first code cell that states one (nbformat 3)
-    markup: int = _MAX_MARKUP  # number of characters of HTML that may still be read
+    markup: int = _MAX_MARKUP  # number of characters of HTML that can still be read before the limit is reached
     scanned_chars: Counter[PartKind] = field(default_factory=Counter)
     # Locations of the hidden tests that were left out.
     hidden_tests: list[str] = field(default_factory=list)
@@ -300,7 +300,7 @@ class _NotebookReader:
 
     def _code(self, location: str, cell: Mapping[str, Any]) -> None:
         source, is_given_cell = self._source(location, cell)
-        # The outputs of such a cell are left out, because the traceback of an error would show the hidden tests.
+        # The outputs of a cell with hidden tests are left out, because the traceback of an error would show the tests.
         has_hidden_tests = location in self.hidden_tests
         outputs = [] if has_hidden_tests else _merge_streams(as_list(cell.get("outputs")))
         self.language = self.language or language_name(cell.get("language"))

@@ -70,7 +70,7 @@ MAX_FOLDER_BYTES = 4 * MIB
 _DATA_URI = re.compile(rb"(data:[\w.+-]{1,60}/[\w.+-]{1,60};base64,)[A-Za-z0-9+/=%]*")
 # First lines of a Git LFS pointer, in each version of the specification (git-lfs/git-lfs, docs/spec.md).
 _LFS_POINTER = (b"version https://git-lfs.github.com/spec/", b"version https://hawser.github.com/spec/")
-# A text with nothing but an address, which may be a Markdown link.
+# A text with nothing but an address. The address can also be a Markdown link.
 _ONLY_LINK = re.compile(r"(?:\[[^\]\n]{0,300}\]\()?<?((?:https?://|www\.)[^\s<>]{1,2000}?)>?\)?", re.IGNORECASE)
 # If a student hands in an address, Canvas's file is a page that redirects to it (canvas-lms,
 # app/views/assignments/redirect_page.html.erb).
@@ -86,7 +86,7 @@ _NO_ANSWER = frozenset(
     {".png", ".jpg", ".jpeg", ".gif", ".svg", ".webp", ".bmp", ".tif", ".tiff", ".heic", ".ico", ".css", ".rproj"}
     | {".lock", ".toml", ".yml", ".yaml", ".cfg", ".ini", ".bib", ".log", "license", "makefile", "dockerfile"}
 )
-_TINY_BYTES = 100  # smaller files may be equal by chance
+_TINY_BYTES = 100  # smaller files can be equal by chance
 _MOODLE_FOLDER = "_assignsubmission_"  # occurs in the name of each student's folder
 
 

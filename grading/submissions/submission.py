@@ -38,7 +38,7 @@ class Submission:
     nobody has seen the work behind it.
     """
 
-    # The path inside the folder or zip. It may contain a student's name, so it stays with the producer and never gets
+    # The path inside the folder or zip. It can contain a student's name, so it stays with the producer and never gets
     # into a queue.
     name: str
     language: str  # "R", "Python", "SQL", …; "" if unknown

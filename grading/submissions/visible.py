@@ -10,9 +10,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 SEEN, UNSEEN, HIDDEN = range(3)
-MAX_PASSAGES = 10  # most passages of one submission that a person is shown
+MAX_PASSAGES = 10  # maximum number of passages of one submission that are shown to a person
 _FEW_WORDS, _MAX_SHOWN = 3, 80
-_MAX_MARKUP = 5_000  # most pieces of markup that are read in one text; the rest counts as not seen
+_MAX_MARKUP = 5_000  # maximum number of pieces of markup that are read in one text; text after them counts as not seen
 
 # Zero-width characters, direction marks, and invisible copies of ASCII characters. A reader does not see them, so a
 # quote need not contain them.

@@ -65,6 +65,6 @@ def _send(broker: Broker, content: dict[str, str]) -> None:
 def _read(body: bytes) -> dict[str, Any]:
     try:
         content = unpack(body[:MAX_MESSAGE_BYTES])
-    except InvalidMessage:  # any client may publish here, so a message that can't be read is ignored
+    except InvalidMessage:  # any client can publish here, so a message that can't be read is ignored
         return {}
     return content if isinstance(content, dict) else {}

@@ -27,9 +27,11 @@ GATEWAY = (
     *("gateway.copied", "gateway.described", "gateway.created", "gateway.planned", "gateway.advanced"),
     *("gateway.written", "gateway.over"),
 )
-# A worker with both roles stops taking jobs for one of them; this is the moment before it hands back what it holds.
+# A worker with both roles stops taking jobs for one role. This is the moment before it hands back the jobs that it
+# holds.
 CHANGE = ("bulk.held",)
-PER_ANSWER = ("decode.answered",)  # in a job with several answers: once for each answer, between loaded and generated
+# Passed once for each answer of a job with several answers, between "loaded" and "generated".
+PER_ANSWER = ("decode.answered",)
 
 
 def _no_fault(_name: str, _job_id: str) -> None:

@@ -112,7 +112,7 @@ class Settler:
                 self.settle_stop(attempt)
             except Exception as error:  # noqa: BLE001  `settle_error` distinguishes the errors
                 self.settle_error(attempt, error)
-        except BrokerUnavailable:  # only if our broker object was closed; the broker then delivers the job again
+        except BrokerUnavailable:  # comes only if our broker object was closed; the broker then redelivers the job
             log.warning("job %s: left unacked, the broker connection is closed", attempt.envelope.job_id)
 
     def settle(self, *ready: Settlement) -> None:
@@ -151,7 +151,8 @@ class Settler:
             self._ack(attempt)
         elif reason == "expired":
             self.settle(replying(attempt, _result(envelope, "expired", None)))
-        # Too many workers died while they held the job. From the suspects queue it runs alone.
+        # Too many workers died while they held the job. It goes to the suspects queue, and jobs from that queue run
+        # alone.
         elif reason == "suspect":
             self._move(attempt, topology.suspects(envelope.stage, envelope.model), Step.ISOLATED)
         # This worker can't run the job now. Another worker gets a copy, which counts as no retry and no return.
@@ -344,7 +345,7 @@ def _dead_letter(delivery: Delivery, envelope: Envelope, problem: JobError) -> M
 
 def _sentence(error: BaseException) -> str:
     text = str(error) if isinstance(error, KvasirError) else f"bug: {type(error).__name__}: {error}"
-    # A library's text may contain a lone surrogate, which can't be encoded in a message.
+    # A library's text can contain a lone surrogate, which can't be encoded in a message.
     return text.encode(errors="replace")[: MAX_ERROR_BYTES - 8].decode(errors="ignore") or type(error).__name__
 
 

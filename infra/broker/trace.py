@@ -11,7 +11,7 @@ import re
 HEADER = "traceparent"
 
 _TRACE_ID = re.compile(r"(?!0{32})[0-9a-f]{32}\Z")
-# Versions after 00 may add fields; ff is not a valid version.
+# Versions after 00 can add fields; ff is not a valid version.
 _VALID = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}(?:-[!-~]{0,128})?\Z")
 
 

@@ -192,7 +192,7 @@ class Grading:
     notice: Annotated[str, TextCheck(_text)] = (
         ""  # a sentence at the top of every report; the demo's says that its grades are not real
     )
-    max_tokens: Tokens = 3000  # this and the next two defaults: as in the grader before Kvasir
+    max_tokens: Tokens = 3000  # this and the next two defaults are the values of the grader before Kvasir
     temperature: Temperature = 0.2
     top_p: Share = 0.9
     max_submission_tokens: TokensOrNone = 0  # limit for a submission's part of a prompt; 0: as many as fit
@@ -227,11 +227,11 @@ class ModelTable:
     free_memory_gb: Amount = 0.0  # memory that a prefill must leave free; 0: not checked
     copies: Annotated[int, _whole(1, 2)] = 1  # local pipeline; 2: prefill and decode never share a batch
     tokenizer: Annotated[str, TextCheck(_line)] = ""
-    same_weights: tuple[Engine, ...] = ()  # these engines load the same weights, so they may exchange KV caches
+    same_weights: tuple[Engine, ...] = ()  # these engines load the same weights, so they can exchange KV caches
     kv_bytes_per_token: Annotated[int, _whole(0, 1 << 40)] = 0  # for planning; 0: unknown
     kv_state_bytes: Annotated[int, _whole(0, 1 << 40)] = 0  # state of recurrent layers, for planning
     memory_gb: Amount = 0.0  # size of its weights, for planning; 0: unknown
-    allow_external: bool = False  # whether prompts may go to a server outside private networks
+    allow_external: bool = False  # whether prompts are allowed to go to a server outside private networks
     api_key_file: Place = ""  # key for the server of the openai or vllm engine; "": none, or KVASIR_API_KEY
     weights: Mapping[Engine, Place] = field(default_factory=dict)
 
@@ -245,7 +245,7 @@ class MachineRole:
     engine: EngineOrNone = ""
     weights: Place = ""  # path on the machine; "": the path set for the model and engine
     slots: Slots = 0  # 0: as set for the model
-    memory_gb: Amount = 0.0  # memory that a store may use; 0: Kvasir sets no limit
+    memory_gb: Amount = 0.0  # memory that a store is allowed to use; 0: Kvasir sets no limit
     port: Annotated[int, _whole(1, 65535)] = 8000  # port of a gateway
 
     def __post_init__(self) -> None:
@@ -294,9 +294,10 @@ class MachineTable:
     supervisor: Annotated[str, _one_of("", *SUPERVISORS)] = ""
     # Port of the first worker's page; the other workers get the next ports.
     metrics_port: Annotated[int, _whole(1, 65535)] = 9101
-    broker_hosts: Hosts = ""  # best host first; they replace the hosts in the broker's URL
+    broker_hosts: Hosts = ""  # the broker's hosts, best first; they replace the hosts in the broker's URL
     store_hosts: Hosts = ""
-    hours: Annotated[str, TextCheck(_hours)] = ""  # when its workers take jobs, such as 18:00-08:00; "": always
+    # When the machine's workers take jobs, such as 18:00-08:00; "": always.
+    hours: Annotated[str, TextCheck(_hours)] = ""
     memory_gb: Amount = 0.0
     link_gbps: Annotated[float, _number(0, 1e5)] = 0.0  # speed of the link to the store's machine, Gbit/s
     watts: Annotated[float, _number(0, 1e5)] = 0.0  # under load

@@ -43,7 +43,8 @@ VARIABLES: Mapping[Keys, str] = {
     ("grading", "temperature"): "KVASIR_TEMPERATURE",
     ("grading", "top_p"): "KVASIR_TOP_P",
 }
-# Passwords come only from the environment: the file has no key for one, and there is no flag.
+# Passwords come only from the environment: the configuration file has no key for a password, and no command has an
+# option for it.
 PASSWORDS = {"broker": "KVASIR_BROKER_PASSWORD", "store": "KVASIR_STORE_PASSWORD"}
 API_KEY = "KVASIR_API_KEY"  # key for the server of the openai engine
 VLLM_PYTHON = "KVASIR_VLLM_PYTHON"  # read by the vllm engine
@@ -150,7 +151,7 @@ def _refusal(layer: Layer, error: "ErrorDetails") -> ConfigError:
         if of_key or error["type"] == "unexpected_keyword_argument":
             problem, quoted_value = _of_name(loc, error), loc[-1]
         else:
-            # Errors about [services] may say what is wrong with a URL, because they never repeat a value.
+            # It is safe to say what is wrong with a URL in [services], because these errors never repeat a value.
             problem = _spell_path(loc) + _of_value(loc[-1], error)
             quoted_value = "" if keys[0] == "services" else error["input"]
         secret = urls.may_hold_password(quoted_value)
@@ -283,7 +284,7 @@ def user_data_dir(environ: Mapping[str, str]) -> Path | None:
 
 def _user_dir(environ: Mapping[str, str], variable: str, default: str) -> Path | None:
     xdg = environ.get(variable, "")
-    if Path(xdg).is_absolute():  # by the XDG specification a relative path is ignored
+    if Path(xdg).is_absolute():  # the XDG specification says that a relative path is ignored
         return Path(xdg) / "kvasir"
     home = environ.get("HOME")
     if not home:

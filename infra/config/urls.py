@@ -18,7 +18,7 @@ LOCAL = "local"
 # Greedy on purpose: an unescaped '/', '@' or '#' in a password must not end the mask too early.
 _IN_USERINFO = re.compile(r"(://[^:@/?#]*:).*@", re.DOTALL)
 _CREDENTIALS = re.compile(r":.*@", re.DOTALL)
-_CREDENTIALS_WITHIN = re.compile(r":[^\s'\"]*@")  # in a printed Python list or dict
+_CREDENTIALS_WITHIN = re.compile(r":[^\s'\"]*@")  # credentials within a printed Python list or dict
 _IN_QUERY = re.compile(r"([?&;]pass[^=&;]*=)[^&;#]*", re.IGNORECASE)
 _SECRET_OPTION = re.compile(r"pass|auth|secret", re.IGNORECASE)
 
@@ -53,7 +53,7 @@ def _problem(url: str, schemes: Sequence[str]) -> str:
         return "it contains a space or an invisible character"
     try:
         places = [urlsplit(address) for address in addresses(url)]
-        ports = [place.port for place in places]  # raises a ValueError whose text may quote a password
+        ports = [place.port for place in places]  # raises a ValueError whose text can quote a password
     except ValueError:
         return f"its host or port can't be read ({_ENCODING_RULE})"
     if "://" not in url:

@@ -73,7 +73,7 @@ PERMISSIONS: Mapping[AccountRole, Permission] = MappingProxyType(
     }
 )
 
-# A user who may call a script may call any script. Redis checks each command in it against the same rules.
+# A user who is allowed to call one script can call any script. Redis checks each command in it against the same rules.
 _LOG_IN = "-@all +@connection +@transaction -@admin -@dangerous +info +time +script|load +cluster|slots"
 _SEES = "(%R~card:* %R~cards +zrange +mget) (~reservations +evalsha +hvals) (%R~cancelled:* +exists) (%R~sketch:* +get)"
 # EVALSHA requires read and write rights for every key that it is given.

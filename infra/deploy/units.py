@@ -52,7 +52,7 @@ UMask=0077
 # A unit that leaks memory is ended and started again before the machine runs out of it.
 MemoryMax=90%
 """
-# Besides Kvasir's folder, units may write only to the home's .cache (models of a hub, and what vLLM compiles). These
+# Besides Kvasir's folder, units can write only to the home's .cache (models of a hub, and what vLLM compiles). These
 # variables move all other caches into Kvasir's folder.
 _CACHES = {"CUDA_CACHE_PATH": "cache/cuda", "TRITON_CACHE_DIR": "cache/triton", "VLLM_CONFIG_ROOT": "cache/vllm"}
 
@@ -213,7 +213,8 @@ def _systemd(unit: Unit, place: Place) -> str:
 
 
 def _launchd(unit: Unit, place: Place) -> str:
-    # A daemon, because macOS keeps an agent off the local network until the user agrees, and logs nothing about it.
+    # This is a daemon, because macOS keeps an agent off the local network until the user agrees, and logs nothing about
+    # it.
     log = f"{place.folder}/log/{unit.name}.log"
     entries = {
         "Label": label(unit),

@@ -193,7 +193,7 @@ def _check_replaceable(target: Path, batch: Path, export_file: ExportFile, sourc
         raise out.ExportError(f"{target} is a source of this export, so it is not replaced; {hint}")
     if target.name != export_file.name and place in {own_file.resolve() for own_file in kept_in(batch)}:
         raise out.ExportError(f"{target} belongs to the batch, so it is not replaced; {hint}")
-    # An earlier export is also a zip file, or its first column has the same name.
+    # The target can be an earlier export: then both are zip files, or both begin with the same column name.
     with open_ordinary(target) as file:
         begins = file.read(_BEGINNING).removeprefix(BOM_UTF8)
     if begins and _first(begins) != _first(export_file.data.removeprefix(BOM_UTF8)):

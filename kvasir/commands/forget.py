@@ -96,7 +96,7 @@ def _forget_in_cluster(global_options: Globals, settings: Settings, batch_id: st
     with connect(settings, (), global_options.observer(), "forget") as client:
         try:
             DeadLetters(client.broker).close()
-        # Some logins, such as a producer's, may not delete. Say so before anything is deleted.
+        # Some logins, such as a producer's, have no right to delete. Say so before anything is deleted.
         except ConfigError as error:
             raise ConfigError(f"nothing was deleted, because only the operator may forget a batch: {error}") from None
         client.cancel(batch_id)

@@ -37,7 +37,7 @@ _FIELDS_OF_ALL = (
     "stage",
     "run",
     "lane",
-)  # left out: equal in all lines of a job, or implied by the line's event
+)  # fields that are left out: equal in all lines of a job, or implied by the line's event
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 

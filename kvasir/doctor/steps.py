@@ -32,8 +32,8 @@ _CONNECT_S = 3.5
 # A live machine accepts or refuses a connection at one of these ports, unless a firewall drops everything.
 _OTHER_PORTS = (22, 80, 1)
 _OTHER_PORT_S = 0.6
-# A broker that accepted the login and is then silent for this long counts as stuck. The time left is for deleting the
-# queue.
+# A broker that accepted the login and is then silent for this long counts as stuck. The rest of WITHIN_S is needed to
+# delete the test queue.
 _SILENT_S = 3.0
 _SLOW_NAME_S = 1.0
 _FAR_S = 0.15  # a round trip as long as this means a distant network; inside a building it takes a hundredth
@@ -223,7 +223,7 @@ class ServiceCheck:
                     with self.step(step):
                         broker.open_reply_queue(name)
                         broker.publish(topology.reply(queue), Message(os.urandom(SIZES[step])), _SILENT_S)
-                        broker.get(queue)  # not acknowledged, because the message is deleted with its queue
+                        broker.get(queue)  # the message is not acked, because it is deleted with its queue
                 with self.step("confirm"):
                     broker.publish(topology.reply(queue), Message(b"doctor"), _SILENT_S)
             finally:
@@ -241,11 +241,11 @@ class ServiceCheck:
                 with self.step(step):
                     client.echo(os.urandom(size))
             with self.step("confirm"):
-                with suppress(ResponseError):  # not every user may ask this
+                with suppress(ResponseError):  # not every user has the right to ask this
                     nodes = client.execute_command("CLUSTER NODES") if is_cluster(self.url) else {}
                     self.server = min((node["node_id"] for node in nodes.values()), default="")
                     self.server = self.server or str(client.info("server")["run_id"])
-                # in a cluster each key belongs to one node; the check of the link covers this
+                # in a cluster, each key belongs to one node; the check of the link covers this
                 if not is_cluster(self.url):
                     key = f"doctor:{secrets.token_hex(8)}"
                     client.set(key, os.urandom(_VALUE_BYTES), ex=_KEY_TTL_S)

@@ -50,9 +50,10 @@ class Trial:
     prefill_tokens_per_s: float
     decode_tokens_per_s: float
     kv_bytes: int
-    put_bytes_per_s: float  # a lower bound: its time includes saving, splitting and the wait for a decoder
+    # A lower bound, because the measured time includes saving, splitting and the wait for a decoder.
+    put_bytes_per_s: float
     get_bytes_per_s: float
-    total_s: float  # from submission to the finished answer
+    total_s: float  # seconds from submission to the finished answer
     todo: str = ""
 
 
@@ -107,7 +108,7 @@ def judge(result: JobResult, registrations: Sequence[WorkerInfo]) -> Trial:
     prefill, decode = by_id.get(result.prefill.worker_id), by_id.get(result.decode.worker_id)
     level, problem, todo = _verdict(result, prefill, decode)
     prefill_report, decode_report = result.prefill, result.decode
-    # Only the job's suffix was put: the store may already have had the template's first tokens.
+    # Only the job's suffix was stored: the store had perhaps the template's first tokens already.
     size = (
         prefill_report.put_bytes * decode_report.transferred_tokens // prefill_report.computed_tokens
         if prefill_report.computed_tokens

@@ -79,9 +79,9 @@ def remainder_of(settings: Settings, client: Client, batch: Batch | None = None)
         batch_jobs = [
             replace(job, name=f"{model} {number}") for number in range(total if counts is None else counts[model])
         ]
-        # Batches that take turns have one queue each. Batches that share a queue are served in their order: until
-        # the batch has answers, other jobs are assumed to be ahead of its jobs; from then on, behind them. Jobs far
-        # behind are left out, because they can't delay the batch.
+        # Batches that take turns have one queue each. Batches that share a queue are served one after the other. Until
+        # this batch has answers, all other jobs count as ahead of its jobs. After that, they count as behind its jobs.
+        # Jobs far behind are left out, because they can't delay the batch.
         foreign_count = min(total, 10 * len(batch_jobs) if lengths else total) - len(batch_jobs)
         others = max(0, _turns_taken(client.broker, model) - 1)
         foreign_jobs = [

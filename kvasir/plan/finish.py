@@ -19,8 +19,8 @@ from kvasir.plan.simulate import Backlog, Stealing, simulate, with_rates
 DRAWS = 6
 # Standard deviation of log(true rate / measured rate) of a machine.
 RATE_SPREAD = 0.03
-# Above 1: more of the running answers have just begun than are nearly done, because answers stand still while their
-# machine prefills.
+# A value above 1 means that more of the running answers have just begun than are nearly done. The reason is that
+# answers stand still while their machine prefills.
 YOUNG = 1.3
 CLASS_SPREAD = 0.1  # spread of a class's mean answer length around the mean of earlier classes
 UNKNOWN_SPREAD = 0.07  # spread of the time due to unknowns, fitted on nights 7000 to 7243 of `benchmarks.finish`

@@ -52,7 +52,7 @@ class Prediction:
     submissions: int
     jobs: int
     prompt_tokens: int
-    computed_tokens: int  # prompt tokens, each model's shared parts counted once
+    computed_tokens: int  # prompt tokens to compute; each model's shared parts count once
     answer_tokens: int
     makespan_s: float
     without_stealing_s: float

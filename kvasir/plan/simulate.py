@@ -66,9 +66,9 @@ class SimulatedRun:
     """What was simulated."""
 
     makespan_s: float
-    timings: tuple[Timing, ...]  # in the order in which answers ended
+    timings: tuple[Timing, ...]  # one for each answer, in the order in which the answers ended
     busy_s: Mapping[tuple[str, str], float]  # seconds at work by (stage, machine); for decode the mean of its slots
-    prefills: tuple[Timing, ...] = ()  # in the order in which they began
+    prefills: tuple[Timing, ...] = ()  # one for each prefill, in the order in which the prefills began
 
     @property
     def steals(self) -> int:

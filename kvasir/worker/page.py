@@ -38,7 +38,7 @@ class WorkerPage:
         self.url = ""  # "" if the page is not served
         self._stage = stage
         self._model = model
-        self._stealable_models = tuple(models)  # models whose jobs the worker may steal
+        self._stealable_models = tuple(models)  # models whose jobs the worker is allowed to steal
         self._start_s = time.monotonic()
         self._registration: Callable[[], WorkerInfo] | None = None
         self._prefill: Callable[[], WorkerInfo] | None = None

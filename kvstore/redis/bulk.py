@@ -27,15 +27,16 @@ from kvstore.redis.links import GLANCE_S, Links, greet
 LINE_BYTES = 4096
 MAX_VALUE_BYTES = 512 << 20  # Redis's own limit
 
-# How many bytes may be under way on a connection: enough for 400 MB/s at a round trip of 20 ms, and few enough to
-# notice a full store soon. With a fixed number of values instead, small blocks would leave the connection idle.
+# Maximum number of bytes under way on a connection. They are enough for 400 MB/s at a round trip of 20 ms, and few
+# enough to notice a full store soon. If the number of values were fixed instead, small blocks would leave the
+# connection idle.
 IN_FLIGHT_BYTES = 8 << 20
 MAX_AHEAD = 512
 SETS_AHEAD = 4  # at least this many SETs are under way
 
-# Values are received into chunks of this size. It is a multiple of any huge page size. It is also so small that a kept
-# block keeps little else in memory. Fresh memory costs as much time as the transfer itself. So some chunks are kept for
-# the next `get`, and `prepare` creates them before the first one.
+# Values are received into chunks of this size. It is a multiple of any huge page size. The chunks are small, because
+# one kept block keeps its whole chunk in memory. Fresh memory costs as much time as the transfer itself. So some chunks
+# are kept for the next `get`, and `prepare` creates them before the first one.
 CHUNK_BYTES = 16 << 20
 IDLE_CHUNKS = 16
 ALIGNMENT = 64
@@ -410,7 +411,7 @@ class Arena:
 
     def __init__(self) -> None:
         # Finalizers append here, from any thread and at any moment. A structure with a lock could deadlock, because the
-        # finalizer may interrupt the lock's holder.
+        # finalizer can interrupt the lock's holder.
         self._idle: deque[mmap.mmap] = deque(maxlen=IDLE_CHUNKS)
 
     def chunk(self, size: int) -> memoryview:
@@ -421,7 +422,7 @@ class Arena:
             chunk = self._idle.pop()
         except IndexError:
             chunk = _fresh_chunk()
-        array = np.frombuffer(chunk, np.uint8)  # views of the array, and arrays over those views, keep it alive
+        array = np.frombuffer(chunk, np.uint8)  # views of the array, and arrays over those views, keep the chunk in use
         weakref.finalize(array, self._idle.append, chunk).atexit = False
         return array.data
 
@@ -466,10 +467,10 @@ def _connect(target: BulkTarget, timeout_s: float, glance: bool) -> socket.socke
         link = greet(link) if glance else link
         link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         link.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    # SO_RCVBUF is not set, because it would end the kernel's own tuning. The kernel's buffers grow beyond what a
-    # program may set. On a stock Linux kernel that is 208 KiB (net.core.rmem_max), which allows a tenth of the rate at
-    # a round trip of 20 ms. Python's time-outs would make the socket non-blocking, and MSG_WAITALL would have no
-    # effect. So the kernel's time-outs are used.
+    # SO_RCVBUF is not set, because it would end the kernel's own tuning. The kernel lets its buffers grow beyond the
+    # limit for programs. On a stock Linux kernel, that limit is 208 KiB (net.core.rmem_max), which allows a tenth of
+    # the rate at a round trip of 20 ms. Python's time-outs would make the socket non-blocking, and MSG_WAITALL would
+    # have no effect. So the kernel's time-outs are used.
     link.settimeout(None)
     limit = struct.pack("ll", int(timeout_s), int(timeout_s % 1 * 1e6))
     link.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)

@@ -22,8 +22,8 @@ T = TypeVar("T")
 Client = redis.Redis | redis.RedisCluster
 
 CONNECT_TIMEOUT_S = 5.0
-NODE_TIMEOUT_S = 1.0  # for a node of a cluster
-TIMEOUT_S = 15.0  # longest wait without any progress; each request takes well under a second
+NODE_TIMEOUT_S = 1.0  # time limit for a node of a cluster
+TIMEOUT_S = 15.0  # maximum wait without any progress; each request takes well under a second
 
 _REFUSED_LOGIN = (
     exceptions.AuthenticationError,
@@ -43,7 +43,7 @@ def open_client(url: str, timeout_s: float = TIMEOUT_S, links: Links | None = No
         if is_cluster(url):
             return _open_cluster(url, address)
         return _open_single(url, timeout_s, links)
-    except (ValueError, TypeError):  # the error's text may contain a part of the password
+    except (ValueError, TypeError):  # the error's text can contain a part of the password
         raise ConfigError("the store URL can't be read; it looks like redis://:password@host:6379/0") from None
 
 
@@ -58,7 +58,8 @@ def _open_single(url: str, timeout_s: float, links: Links | None) -> redis.Redis
         socket_connect_timeout=GLANCE_S if active_links.has_choice else CONNECT_TIMEOUT_S,
         # redis-py fails on an unusual answer to RESP3's HELLO.
         protocol=2,
-        # One retry, since a pooled connection may have died with its server. Every command used here may be sent twice.
+        # One retry, since a pooled connection can have died with its server. It is safe to send any of these commands
+        # twice.
         retry=Retry(ConstantBackoff(0.1), 1),
         **connection_options,
     )
@@ -110,7 +111,7 @@ def place(url: str) -> str:
         places = [urlsplit(address_url) for address_url in addresses(url)]
         parts = places[0]
         hosts = [f"{parsed_url.hostname or 'localhost'}:{parsed_url.port or 6379}" for parsed_url in places]
-    except ValueError:  # the error's text may contain a part of the password
+    except ValueError:  # the error's text can contain a part of the password
         raise ConfigError(
             "the store URL can't be read: escape '/', '#', '?' and '@' in the password (%2F, %23, %3F, %40)"
         ) from None
@@ -162,7 +163,7 @@ def sentence(error: Exception, address: str) -> str:
     if isinstance(error, exceptions.RedisClusterException):
         if isinstance(error.__cause__, Exception):  # why no node returned the map of slots
             return sentence(error.__cause__, address)
-        # The error's text may contain the command.
+        # The error's text can contain the command.
         return f"no node of the store at {address} serves a slot that is needed"
     if str(error).startswith("CLUSTERDOWN"):
         return f"the store at {address} lacks a primary, and no replica has taken over"

@@ -59,7 +59,7 @@ return 1
 """
 
 # KEYS holds pairs, here and below: the key of a result, and the key of its claim. The answer to a pair is the stored
-# result, or 1 if the claim is now this worker's, or 0.
+# result, or 1 if the claim is now this worker's, or 0 if another worker has the claim.
 _TAKE_UP = """
 local answers = {}
 for i = 1, #KEYS, 2 do
@@ -315,7 +315,8 @@ def _run_key(kind: str, job_id: str, run: int) -> str:
 
 
 def _details(worker_id: str) -> str:
-    return f"{_card(worker_id)}:details"  # Redis users of the previous release may read and write under `card:`
+    # Redis users of the previous release have the right to read and write under `card:`.
+    return f"{_card(worker_id)}:details"
 
 
 def _card(worker_id: str) -> str:

@@ -113,7 +113,7 @@ class Batch(AbstractContextManager["Batch"]):
         """
         self.folder = folder
         self._is_owner = is_owner
-        with suppress(OSError):  # files may appear and disappear while the batch's owner works
+        with suppress(OSError):  # files can appear and disappear while the batch's owner works
             tighten(folder)
         self._lock = _lock(folder) if is_owner else -1
         try:
@@ -130,7 +130,7 @@ class Batch(AbstractContextManager["Batch"]):
         self.prompt_form: int = manifest["prompt_form"]
         self.request: dict[str, Any] = manifest["request"]
         self.entries: list[BatchEntry] = manifest["jobs"]
-        self.runs: dict[str, int] = manifest["runs"]  # job id -> the wanted run, unless that is the first
+        self.runs: dict[str, int] = manifest["runs"]  # job id -> the wanted run; the first run is left out
 
         # Whether jobs that are made now would get the planned ids.
         self.may_publish: bool = self.prompt_form == form_of(self.request)
@@ -326,7 +326,7 @@ def exists(folder: Path) -> bool:
     """Whether this folder contains a batch."""
     try:
         return (folder / "batch.json").is_file()
-    except OSError:  # the name is too long, or the folder may not be entered
+    except OSError:  # the name is too long, or this user is not allowed to enter the folder
         return False
 
 

@@ -25,7 +25,7 @@ from messages.workers import WorkerStage
 from producers.batch.batch import Batch
 from producers.client import Client
 
-MAX_LETTERS = 65_535  # the most letters held at once: the protocol's largest prefetch
+MAX_LETTERS = 65_535  # maximum number of letters held at once: the protocol's largest prefetch
 _FIRST_WAIT_S = 2.0
 _SILENCE_S = 0.5
 

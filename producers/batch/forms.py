@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from typing import Any
 
-# The form covers how names are taken out of the work, and what an id is made of (`job_id`). `batch.json` records it. 1,
-# or no entry: only whole names of five letters and more are taken out. 2: names in any spelling. 3: ids without default
-# values, made from parts with roles. 4: messages of a line of `kvasir run` keep their roles. 5: the answer to a
+# The form covers how names are taken out of the work, and what a job's id is made of (`job_id`). `batch.json` records
+# it. 1, or no entry: only whole names of five letters and more are taken out. 2: names in any spelling. 3: ids without
+# default values, made from parts with roles. 4: messages of a line of `kvasir run` keep their roles. 5: the answer to a
 # question names its criterion. 6: as 4, but `strict_schema` makes the schemas strict. Prompts that ask for all criteria
 # at once have the form 3.
 PROMPT_FORM = 3

@@ -29,7 +29,7 @@ _STEPS = 20  # the progress bar has at least this many steps
 _BACKLOG_WAIT_S = 5.0
 # After this many checks without a new result, the runner looks for lost jobs and for results that don't arrive.
 _QUIET_LOOKS = 3
-_LOOKS_BEFORE_GIVING_UP = 2  # a result may be on its way between its queue and us
+_LOOKS_BEFORE_GIVING_UP = 2  # a result can be on its way between its queue and us
 
 
 class Progress(Protocol):
@@ -143,7 +143,7 @@ class Runner:
         for result in (reply.result for reply in replies):
             if result.batch_id == batch.batch_id and result.job_id in batch:
                 own_results.append(result)
-            else:  # any client of the broker may publish anything here
+            else:  # any client of the broker can publish anything here
                 log.warning("ignored a result of job %s: it does not belong to batch %s", result.job_id, batch.batch_id)
         new = batch.journal.record(own_results)
         for reply in replies:

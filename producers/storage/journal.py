@@ -62,7 +62,8 @@ class Lines:
                         rest = rest[os.write(file.fileno(), rest) :]
                     os.fsync(file.fileno())
                 except OSError:
-                    os.ftruncate(file.fileno(), size)  # after an error such as a full disk, no half line may remain
+                    # After an error such as a full disk, no half line is allowed to remain.
+                    os.ftruncate(file.fileno(), size)
                     raise
         except OSError as error:
             problem = f"can't write {self.path}: {error.strerror}"
@@ -88,7 +89,7 @@ class Lines:
             line = file.readline()
             try:
                 return row_of(line, "", make)
-            except BatchError:  # lines are counted only for an error's text, since a journal may be large
+            except BatchError:  # lines are counted only for an error's text, since a journal can be large
                 file.seek(0)
                 number = file.read(start).count(b"\n") + 1
                 return row_of(line, f"{self.path}, line {number}", make, kind)

@@ -19,7 +19,7 @@ from typing import IO, Any, BinaryIO, cast
 from messages.errors import BatchError
 
 # Files that Kvasir keeps in the folder of a batch or an assignment. batch.json comes last, so that `kvasir forget` can
-# be repeated. The patterns are as specific as possible, since a folder given to --out may contain a person's own
+# be repeated. The patterns are as specific as possible, since a folder given to --out can contain a person's own
 # `rubrics`.
 _KEPT_PATTERNS = (
     "runs/grade/*",

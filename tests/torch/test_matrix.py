@@ -94,7 +94,7 @@ def test_a_pair_that_differs_or_evaluates_the_prompt_again_is_not_passed_over() 
 def test_real_weights_may_part_where_the_receiver_was_undecided_and_nowhere_else() -> None:
     model, held = matrix.REAL[0], {"equal": True, "evaluated_tokens": 1, "margin": None, "agreement": 1.0}
     row = {"model": model, "equal": False, "evaluated_tokens": 1, "margin": MARGIN, "agreement": AGREEMENT}
-    row |= {"own_shift": {"p99": MARGIN / 2}, "resumed": held}
+    row |= {"own_shift": {"largest": MARGIN / 2}, "resumed": held}
     verdict = matrix.verdict({"pairs": [row], "controls": []}, [model])
     assert (verdict["all_equal"], verdict["all_held"]) == (False, True)
 
@@ -109,7 +109,7 @@ def test_real_weights_may_part_where_the_receiver_was_undecided_and_nowhere_else
         assert not matrix.is_held(row | {"resumed": held | {"equal": False} | wrong})
     assert not matrix.is_held(row | {"failure": "none"})
     # A receiver that moves its own leads further has no smaller bound than that, and no larger one
-    restless = row | {"own_shift": {"p99": 0.4}}
+    restless = row | {"own_shift": {"largest": 0.4}}
     assert matrix.is_held(restless | {"margin": 0.4})
     assert not matrix.is_held(restless | {"margin": 0.41})
 

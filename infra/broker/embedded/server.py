@@ -34,7 +34,7 @@ class EmbeddedQueue:
 
     name: str
     arguments: Mapping[str, str | int] = field(default_factory=dict)
-    owner: object = None  # of a private queue: the only client that may read from it
+    owner: object = None  # the only client that is allowed to read from a private queue
     ready: list[tuple[int, Copy]] = field(default_factory=list)  # a heap by order
 
     @property
@@ -79,7 +79,7 @@ class EmbeddedServer:
         # Queue name -> its readers. They stay when the queue is deleted.
         self._readers: dict[str, deque[QueueReader]] = {}
         self._order = itertools.count()
-        # A heap of (time, tie-breaker, queue whose first message may expire)
+        # A heap of (time, tie-breaker, queue whose first message can expire)
         self._expiries: list[tuple[float, int, EmbeddedQueue]] = []
         self._clock = threading.Condition(self.lock)
         self._clock_thread: threading.Thread | None = None

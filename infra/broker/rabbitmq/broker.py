@@ -141,7 +141,7 @@ class RabbitMQBroker(Broker):
             channel.call("queue_declare", queue=name, exclusive=True, arguments=_PRIVATE_ARGUMENTS)
             channel.call("queue_bind", queue=name, exchange=exchange, routing_key=name)
 
-        # Declare the queue on the consuming connection: only the connection that declares an exclusive queue may use
+        # Declare the queue on the consuming connection: only the connection that declares an exclusive queue can use
         # it.
         converse(self._consuming, f"opening private queue {name}", self._command_timeout_s, talk)
         self._private[name] = exchange
@@ -199,7 +199,7 @@ class RabbitMQBroker(Broker):
 
         try:
             return self._unless_different(f"exchange {spec.name}", talk)
-        except ConfigError:  # This user may not create it. If the operator has not created it, publishing will fail.
+        except ConfigError:  # This user has no right to create it. If it does not exist either, publishing will fail.
             return None
 
     def _declare_if_reachable(self, spec: topology.QueueSpec) -> str | None:
@@ -232,7 +232,7 @@ class RabbitMQBroker(Broker):
             self._converse(
                 f"looking for {queue}", lambda channel: channel.call("queue_declare", queue=queue, passive=True)
             )
-        # RabbitMQ 4.3 may refuse even this check. Then the first use of the queue will show whether it exists.
+        # RabbitMQ 4.3 can refuse even this check. Then the first use of the queue will show whether it exists.
         except ConfigError:
             return
         except NoQueue as error:

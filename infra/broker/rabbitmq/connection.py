@@ -41,7 +41,8 @@ Task = Callable[[], None]
 # only for a machine or network that vanishes, since a killed process closes its sockets. With this interval the broker
 # notices within 40 to 60 s, and we notice within 25 s.
 HEARTBEAT_S = 20
-# A memory or disk alarm blocks publishers. After this long the connection is closed and opened again.
+# A memory or disk alarm blocks publishers. If they stay blocked for this long, the connection is closed and opened
+# again.
 BLOCKED_S = 300
 CONNECT_S = 5
 # With several addresses, the first try at each address gets only this time. Later tries get the usual time.
@@ -174,14 +175,14 @@ class Connection:
         self._open = False
         self._closing = False
         self._has_ended = False
-        # Set only before the connection first opens. After that, any failure may be temporary.
+        # Set only before the connection first opens. After that, any failure can be temporary.
         self._hopeless: BaseException | None = None
         self._failure: BaseException | None = None
         self._backoff = Backoff()
         self._acked_at = -SETTLE_S
         self._refusals = 0  # refusals in the current round through all addresses
         self.openings = 0
-        # (IO) channels that may have unacked deliveries
+        # (IO) channels that can have unacked deliveries
         self.holders: WeakSet[DeliveryHolder] = WeakSet()
         # (IO) True if leaving this address would lose more than deliveries, such as streamed tokens.
         self.is_pinned: Callable[[], bool] = lambda: False

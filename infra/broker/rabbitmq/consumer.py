@@ -44,7 +44,7 @@ class Subscription(Holder):
         self._is_started = False
         self.flowing = True  # whether deliveries may still come
         channel = connection.raw.channel(on_open_callback=self._on_opened)
-        # Set now, since the connection may be lost before the channel is open.
+        # Set now, since the connection can be lost before the channel is open.
         channel.add_on_close_callback(self._closed)
 
     @property

@@ -30,7 +30,7 @@ BY_CLASS: dict[type[Exception], type[KvasirError]] = {
     pika_errors.ConnectionBlockedTimeout: BrokerUnavailable,
     pika_errors.AMQPHeartbeatTimeout: BrokerUnavailable,
     pika_errors.NoFreeChannels: BrokerUnavailable,
-    # Also raised while a broker is starting.
+    # pika also raises this error while a broker is starting.
     pika_errors.IncompatibleProtocolError: BrokerUnavailable,
     # A person has to correct the URL.
     pika_errors.AuthenticationError: ConfigError,

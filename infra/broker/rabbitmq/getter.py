@@ -66,7 +66,7 @@ class _GetChannel(Holder):
         self._queue = ""
         self._future: Future[RabbitDelivery | None] = Future()
         channel = connection.raw.channel(on_open_callback=self._on_opened)
-        # Set now, since the connection may be lost before the channel is open.
+        # Set now, since the connection can be lost before the channel is open.
         channel.add_on_close_callback(self._closed)
 
     def get(self, queue: str, future: Future[RabbitDelivery | None]) -> None:

@@ -160,7 +160,7 @@ def test_each_change_has_its_own_reason_and_a_change_without_one_is_refused_with
     ("changes", "why"),
     [
         ({"works": {"points": 4, "reason": "so"}}, "from 0 to 3"),
-        ({"gone": {"points": 1, "reason": "so"}}, "no such criterion"),
+        ({"gone": {"points": 1, "reason": "so"}}, "no longer has the criterion gone"),
         ({"works": {"feedback": "x" * 20_001, "reason": "so"}}, "20,000 characters"),
     ],
 )

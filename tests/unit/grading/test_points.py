@@ -162,7 +162,7 @@ def test_an_answer_is_read_with_its_points_on_the_grid() -> None:
         (answer(loops=entry(True)), "points of 'loops' are true or false instead of a number"),
         (answer(loops=entry("2")), "points of 'loops' are text instead of a number"),
         (answer(loops=entry(None)), "points of 'loops' are null instead of a number"),
-        (answer(loops=entry(float("nan"))), "holds NaN"),
+        (answer(loops=entry(float("nan"))), "contains NaN"),
         (answer(loops=entry(1, evidence=None)), "evidence of 'loops' is null instead of text"),
         (answer(loops=entry(1, feedback=["x"])), "feedback of 'loops' is a list instead of text"),
         (answer(loops=entry(1, feedback="\ud800")), "feedback of 'loops' contains half a character"),

@@ -363,7 +363,7 @@ def test_answers_are_kept_and_the_last_one_counts(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("data", [b"a,b\n1,2\n", b"Student,Grade\nAda,3\n"])
 def test_a_file_that_is_no_roster_says_what_one_is(data: bytes) -> None:
-    with pytest.raises(ExportError, match=r"not a roster.*use Canvas's gradebook"):
+    with pytest.raises(ExportError, match=r"not a known kind of roster.*Use Canvas's gradebook"):
         roster(data)
 
 

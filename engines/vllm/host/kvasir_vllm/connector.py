@@ -47,9 +47,9 @@ class TransferRequest:
     folder: str
     length: int  # of its prompt
     block: int
-    emitted_until: int | None  # tokens whose blocks have been given out; None: no blocks are wanted
+    emitted_until: int | None  # number of tokens whose blocks have been given out; None: no blocks are wanted
     inject: tuple[str, int] | None
-    evaluated_tokens: int = 0  # tokens of the prompt that vLLM has scheduled
+    evaluated_tokens: int = 0  # number of tokens of the prompt that vLLM has scheduled
     loading: bool = False
 
 
@@ -130,7 +130,7 @@ class KvasirConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         computed_tokens |= dict(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
         for request_id, num_scheduled in scheduler_output.num_scheduled_tokens.items():
             transfer = self._transfer_requests.get(request_id)
-            # For the prompt only: otherwise each step of an answer would copy lists.
+            # This is done only for the prompt, because copying the lists at each step of an answer would cost time.
             if transfer is not None and computed_tokens[request_id] < transfer.length:
                 blocks = scheduler_output.kv_connector_block_state.get_block_ids(request_id)
                 self._plan(
@@ -189,7 +189,7 @@ class KvasirConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         position = min(start + num_scheduled, transfer.length)
         transfer.evaluated_tokens += position - start
         self._notify(transfer, op="evaluated", tokens=transfer.evaluated_tokens, instance=self._instance)
-        # Only whole blocks are given out, except for the prompt's last one.
+        # Only whole blocks are given out, but the last block of a prompt can be incomplete.
         end = position if position == transfer.length else position // transfer.block * transfer.block
         last = position == transfer.length
         if transfer.emitted_until is not None and (end > transfer.emitted_until or last):

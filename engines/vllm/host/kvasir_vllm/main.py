@@ -26,7 +26,7 @@ from .shared_folder import bind, open_folder
 
 _PROBE = "probe"
 _PROBE_TOKENS = 4
-# vLLM 0.32 has this option; before it, tokens arrived one by one
+# vLLM 0.32 and newer have this option; in older releases, tokens arrive one by one
 _INTERVALS = hasattr(SamplingParams, "stream_interval")
 
 

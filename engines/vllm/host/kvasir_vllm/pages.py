@@ -79,7 +79,7 @@ class Pages:
         first, last = begin // self.tokens, -(-(begin + count) // self.tokens)
         offset = begin - first * self.tokens
         pages = torch.arange(last - first, device=self._positions.device)[:, None] * self._positions.numel()
-        # (tokens of these pages, numbers of a token), cut to the wanted positions
+        # shape: (tokens of these pages, numbers of a token), then cut to the wanted positions
         places = (pages + self._positions[None]).reshape((last - first) * self.tokens, -1)[offset : offset + count]
         for layer, layer_data in zip(layers, data, strict=True):
             cache = self._caches[layer]

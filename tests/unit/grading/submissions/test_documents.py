@@ -109,7 +109,7 @@ def test_damage_is_said_in_a_sentence(data: bytes, read: object) -> None:
 
 
 def test_a_zip_bomb_is_not_unpacked() -> None:
-    assert "expands" in reason(docx(paragraph("x"), media=bytes(65 << 20)))
+    assert "larger than a document needs" in reason(docx(paragraph("x"), media=bytes(65 << 20)))
 
 
 def test_a_size_that_is_a_lie_is_no_way_in() -> None:
@@ -120,7 +120,7 @@ def test_a_size_that_is_a_lie_is_no_way_in() -> None:
 
 
 def test_many_tags_in_few_bytes_are_not_parsed() -> None:
-    assert "too much" in reason(docx("<w:p/>" * 500_000))
+    assert "more than a document needs" in reason(docx("<w:p/>" * 500_000))
 
 
 @pytest.mark.parametrize(
@@ -156,7 +156,7 @@ def test_a_scan_needs_review() -> None:
 
 def test_a_page_tree_without_end_is_left() -> None:
     assert "damaged" in reason(pdf(line("x"), kids="2 0 R 4 0 R"), read_pdf)
-    assert "expands" in reason(pdf(line("x"), kids="4 0 R " * 50_000, count=50_000), read_pdf)
+    assert "larger than a document needs" in reason(pdf(line("x"), kids="4 0 R " * 50_000, count=50_000), read_pdf)
 
 
 def test_of_many_pages_none_is_read() -> None:
@@ -167,7 +167,7 @@ def test_drawings_that_draw_each_other_are_bounded() -> None:
     """Ten drawings, each of which draws the next ten times."""
     names = [f"D{number}" for number in range(10)]
     forms = {name: f"/{following} Do\n" * 10 for name, following in zip(names, [*names[1:], names[-1]], strict=True)}
-    assert "too much" in reason(pdf("/D0 Do", forms=forms), read_pdf)
+    assert "more than a document needs" in reason(pdf("/D0 Do", forms=forms), read_pdf)
 
 
 def test_a_password_is_asked_for() -> None:
