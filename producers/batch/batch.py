@@ -351,7 +351,8 @@ def manifest_of(folder: Path) -> dict[str, Any]:
 
     Raises BatchError if there is no manifest that can be read.
     """
-    check_exists(folder)
+    if not exists(folder):
+        raise BatchError(f"{folder} holds no batch; name the folder given to --out")
     return _read_manifest(folder)
 
 
