@@ -230,18 +230,23 @@ class Generator:
         )
 
     def probe_store(self, model: str) -> None:
-        """Test whether a value as large as a small KV cache comes back: every 30 s, and at every call after a failure.
+        """Test whether a value as large as a small KV cache goes there and comes back: every 30 s, and at every call
+        after a failure.
 
         Without another worker for `model`, this worker goes on even if the test fails. It is better to decode without
         KV caches than not at all.
         """
         if self._failed_fetches or (time.monotonic() >= self._next_probe and self._cluster_state.answers):
-            self._cluster_state.put_sketch(f"probe-{self._worker_id}", _PROBE, ttl_s=60.0)
-            comes_back = self._cluster_state.get_sketch(f"probe-{self._worker_id}") == _PROBE
-            if comes_back or not any(
+            name = f"probe-{self._worker_id}-{time.monotonic_ns()}"  # a value that is there already is not sent again
+            self._cluster_state.put_sketch(name, _PROBE, ttl_s=60.0)
+            comes_back = self._cluster_state.get_sketch(name) == _PROBE
+            # The list can be too large for the link as well. It is empty then, and this worker is not even in it.
+            registrations = [] if comes_back else self._cluster_state.registrations()
+            is_alone = bool(registrations) and not any(
                 (other.role, other.model, other.off) == ("decode", model, "") and other.worker_id != self._worker_id
-                for other in self._cluster_state.registrations()
-            ):
+                for other in registrations
+            )
+            if comes_back or is_alone:
                 self._failed_fetches, self._next_probe = 0, time.monotonic() + _PROBE_EVERY_S
             else:
                 self._failed_fetches += 1

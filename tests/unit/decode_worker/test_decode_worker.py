@@ -12,6 +12,7 @@ from infra.broker.embedded.broker import EmbeddedBroker
 from infra.broker.envelope import open_envelope
 from infra.quick_jobs import QuickJobs
 from infra.worker_loop import OneByOne
+from kvstore.base import TTL_S
 from kvstore.memory import MemoryClusterState
 from messages import codec
 from messages.errors import EngineUnavailable, StoreUnavailable
@@ -94,7 +95,7 @@ class LossyClusterState(MemoryClusterState):
 
     def __init__(self):
         super().__init__()
-        self.loses_large, self.is_away = False, False
+        self.loses_large, self.is_away, self.probes = False, False, 0
 
     def now(self):
         if self.is_away:
@@ -102,9 +103,20 @@ class LossyClusterState(MemoryClusterState):
         return super().now()
 
     def get_sketch(self, name):
-        if self.loses_large or self.is_away:
+        if self.loses_large in (True, "coming") or self.is_away:
             raise StoreUnavailable("no answer")
+        self.probes += name.startswith("probe-")
         return super().get_sketch(name)
+
+    def put_sketch(self, name, body, ttl_s=TTL_S):
+        if self.loses_large == "going" and super().get_sketch(name) is None:  # what is there is not sent again
+            raise StoreUnavailable("no answer")
+        super().put_sketch(name, body, ttl_s)
+
+    def encoded_registrations(self):
+        if self.loses_large == "coming":
+            raise StoreUnavailable("no answer")
+        return super().encoded_registrations()
 
 
 def test_a_worker_that_can_fetch_no_kv_cache_leaves_the_jobs_to_others_until_a_probe_comes_through(
@@ -139,12 +151,15 @@ def test_a_worker_that_can_fetch_no_kv_cache_leaves_the_jobs_to_others_until_a_p
     assert pipeline.run(pipeline.job("last")).decode.kv_transfer == "verified"
 
 
-def test_a_worker_without_jobs_finds_out_that_it_can_fetch_no_kv_cache(pipeline):
+@pytest.mark.parametrize("way", ["going", "coming"])
+def test_a_worker_without_jobs_finds_out_that_nothing_large_passes(pipeline, way, monkeypatch):
+    monkeypatch.setattr("decode_worker.generate._PROBE_EVERY_S", 0.0)
     cluster_state = pipeline.cluster_state = LossyClusterState()
     pipeline.start_prefill()
     register_another(pipeline, off="")
-    cluster_state.loses_large = True
     decode = pipeline.start_decode()
+    wait_until(lambda: cluster_state.probes, "it has tried once")
+    cluster_state.loses_large = way
     wait_until(lambda: decode.worker.registration().off == SELF_PAUSED, "it has paused itself")
     cluster_state.loses_large = False
     wait_until(lambda: decode.worker.registration().off == "", "it takes jobs")
