@@ -92,7 +92,9 @@ def read_inputs(folder: Path) -> Inputs:
     try:
         return _check_inputs(parse_as(Inputs, from_json(read_ordinary(path)), "the assignment"), path)
     except (OSError, ValueError) as error:
-        raise BatchError(f"{path} can't be read ({error}); restore the file, or remove its folder") from None
+        raise BatchError(
+            f"{path} can't be read ({error}); restore the file, or remove the assignment's folder"
+        ) from None
 
 
 def _check_inputs(inputs: Inputs, path: Path) -> Inputs:
@@ -101,7 +103,9 @@ def _check_inputs(inputs: Inputs, path: Path) -> Inputs:
     wrong = [name for name, value in texts.items() if not isinstance(value, str)]
     wrong += [name for name, value in texts.items() if name != "title" and str(value).startswith("-")]
     if wrong:
-        raise BatchError(f"{path}: {wrong[0]} can't be {texts[wrong[0]]!r:.60}; correct the file, or remove its folder")
+        raise BatchError(
+            f"{path}: {wrong[0]} can't be {texts[wrong[0]]!r:.60}; correct the file, or remove the assignment's folder"
+        )
     return inputs
 
 
@@ -118,7 +122,7 @@ def use_rubric(folder: Path, rubric: Path) -> None:
     Raises InputError if the class has been graded: then a round is needed.
     """
     if batches.exists(folder):
-        raise InputError("the class is graded already: start a regrade, and use this rubric there")
+        raise InputError("the class is graded already: start a regrade, and use this rubric in the regrade")
     save_inputs(folder, replace(read_inputs(folder), rubric=str(rubric)))
 
 
@@ -175,7 +179,7 @@ def save_file(folder: Path, name: str, data: bytes) -> Path:
 def _plain(name: str) -> str:
     plain = _UNSAFE.sub("_", PurePosixPath(name.replace("\\", "/")).name).strip(". ")
     if not plain:
-        raise InputError(f"{name!r:.60} can't be the name of a file; rename it")
+        raise InputError(f"{name!r:.60} can't be the name of a file; rename the file")
     return plain
 
 

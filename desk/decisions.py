@@ -126,12 +126,12 @@ def _override(
     if points == old_points and text == old_text.strip():
         return None
     if item and points is not None and not (math.isfinite(points) and item.min_points <= points <= item.max_points):
-        raise ReviewError(f"{item.id}: points go from {item.min_points} to {item.max_points}, not {points}")
+        raise ReviewError(f"{item.id}: points must be from {item.min_points} to {item.max_points}, not {points}")
     criterion_id = item.id if item else None
     return Override(grade.item_id, criterion_id, points, text, _require_reason(change.reason), reviewer)
 
 
 def _require_reason(reason: str) -> str:
     if not reason.strip():
-        raise ReviewError("write a short reason for the change: it is kept beside the model's reason")
+        raise ReviewError("the change has no reason: write a short reason for the change")
     return reason.strip()

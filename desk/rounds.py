@@ -166,7 +166,7 @@ def graded_class_of(view: BatchView) -> GradedClass | None:
 
 def _check_idle(folder: Path, view: BatchView) -> None:
     if any(grading_work(place).is_alive for place in (folder, *rounds(folder))):
-        raise BatchError("this assignment is being graded now; wait until the grading ends, or stop it")
+        raise BatchError("this assignment is being graded now; wait until the grading ends, or stop the grading")
     manifest = batches.manifest_of(folder)
     if manifest["prompt_form"] != form_of(manifest["request"]):
         raise BatchError(batches.other_form(folder, manifest["prompt_form"]))

@@ -88,7 +88,7 @@ class Work:
         with _lock:
             if self.folder.is_symlink() or self.folder.parent.is_symlink():
                 raise BatchError(
-                    f"{self.folder} is a symbolic link, or lies behind one, so nothing is started there; "
+                    f"{self.folder} or its parent is a symbolic link, so the desk starts no work there; "
                     "replace the link by a folder"
                 )
             try:
@@ -120,7 +120,7 @@ class Work:
             if self.is_alive:
                 record = self.record()
                 if record is None or not record.process or record.process != _process_start(record.pid):
-                    raise BatchError("this process was not started by this user's desk; stop it where it was started")
+                    raise BatchError("your desk did not start this process; stop the process where it was started")
                 self._save(replace(record, stopped=True))
                 time.sleep(min(_DEAF_S, max(0.0, record.started_at + _DEAF_S - time.time())))
                 with suppress(ProcessLookupError):

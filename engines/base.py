@@ -69,7 +69,9 @@ class EngineInfo:
     def require_capacity(self, tokens: int) -> None:
         """Raises ContextExceeded unless the context holds `tokens`."""
         if tokens > self.context:
-            raise ContextExceeded(f"prompt and answer need {tokens:,} tokens, but the context holds {self.context:,}")
+            raise ContextExceeded(
+                f"prompt and answer need {tokens:,} tokens, but the context holds only {self.context:,}"
+            )
 
 
 @dataclass(frozen=True, slots=True)

@@ -194,7 +194,9 @@ class ChatPrompt(ABC):
         gaps = self._rendered_gaps(speakers, clock, "")
         if speakers[-1].is_continued:
             if not speakers[1:] or self._rendered_gaps(speakers[:-1], clock, "")[-1] != gaps[-2]:
-                raise InvalidPrompt("the model's chat template can't continue an answer: end with another message")
+                raise InvalidPrompt(
+                    "the model's chat template can't continue an answer: end the prompt with a user's message"
+                )
             gaps[-1] = ""
         return self._frame(speakers, tuple(gaps))
 
@@ -225,13 +227,13 @@ class ChatPrompt(ABC):
         ]
         text, calls = _ARGUMENTS_PATTERN.subn(r"\1", self.render(messages, clock))
         if calls != sum("tool_calls" in message for message in messages):
-            raise InvalidPrompt("the model's chat template prints no function's arguments as JSON")
+            raise InvalidPrompt("the model's chat template does not print the arguments of function calls as JSON")
         pieces = _MARKER_PATTERN.split(text)
         printed_names = pieces[1::2]
         for name, speaker in zip(names, speakers, strict=True):
             if (count := printed_names.count(name)) != 1:
                 raise InvalidPrompt(
-                    f"the model's chat template prints the {speaker.role}'s message {count} times, not once"
+                    f"the model's chat template must print the {speaker.role}'s message once, not {count} times"
                 )
         if printed_names != names:
             roles = ", ".join(speaker.role for speaker in speakers)

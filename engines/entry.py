@@ -117,7 +117,5 @@ def options_in(weights: str, query: str, *names: str) -> dict[str, str]:
     """The options after the `?` in weights. Only `names` are allowed. Raises ConfigError."""
     options = {name: values[-1] for name, values in parse_qs(query).items()}
     if unknown := set(options) - {*names}:
-        raise ConfigError(
-            f"weights {weights!r}: the option {unknown.pop()!r} is neither {' nor '.join(map(repr, names))}"
-        )
+        raise ConfigError(f"weights {weights!r}: unknown option {unknown.pop()!r}; use {' or '.join(map(repr, names))}")
     return options

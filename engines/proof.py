@@ -42,7 +42,7 @@ def prove(prefill: PrefillEngine, decode: DecodeEngine) -> str:
 def _obstacle(prefill: EngineInfo, decode: EngineInfo) -> str:
     if not prefill.capabilities.exports_kv or prefill.layout is None:
         destination_note = _OUTSIDE.format(prefill.outside) if prefill.outside else ""
-        return f"the {prefill.engine} engine gives no KV cache out{destination_note}"
+        return f"the {prefill.engine} engine can't give out a KV cache{destination_note}"
     if not decode.capabilities.imports_kv or decode.layout is None:
         return f"the {decode.engine} engine takes no KV cache in"
     if rope_difference := difference(prefill.ropes, decode.ropes):

@@ -52,8 +52,8 @@ FINISH_REASONS = ("stop", "length")  # the finish reasons of a complete answer
 RANDOM_SEED = 0xFFFFFFFF  # llama.cpp, which can run behind a server, picks a random seed if it gets this one
 LETTERS_PER_TOKEN = 3.0  # assumed until the server has counted the sample's tokens
 
-# If the server counts fewer than this share of the expected tokens, it has cut the prompt. In whole prompts, the text
-# per token never differs that much from the sample or from other prompts.
+# If the server counts fewer than this share of the expected tokens, it has cut the prompt. Between two prompts that
+# were not cut, the length of a token differs less than that.
 _CUT = 0.6
 # Ollama cuts a prompt to half the context plus a few tokens of its beginning. A prompt with exactly that many tokens
 # counts as whole only if about that many were expected.
@@ -88,7 +88,9 @@ def check_json(text: str, server_name: str) -> None:
     try:
         json.loads(text)
     except ValueError:
-        raise InvalidSchema(f"{server_name} did not keep to the JSON schema; it answered {text!r:.80}") from None
+        raise InvalidSchema(
+            f"{server_name} did not follow the JSON schema; its answer begins with {text!r:.80}"
+        ) from None
 
 
 async def bounded(pieces: AsyncIterator[bytes], server_name: str, by_lines: bool) -> AsyncIterator[bytes]:
@@ -292,7 +294,7 @@ class TextOnly(Generic[S]):
         stop: threading.Event | None = None,
     ) -> PrefillReport:
         """Always raises KVTransferFailed, because the server gives out no KV cache."""
-        raise KVTransferFailed(f"{self._server_name} gives no KV cache out")
+        raise KVTransferFailed(f"{self._server_name} can't give out a KV cache")
 
     def decode(
         self,
@@ -318,7 +320,7 @@ class TextOnly(Generic[S]):
     def _check_capacity(self, sampling: Sampling) -> None:
         if sampling.max_tokens >= self._context:
             raise ContextExceeded(
-                f"max_tokens is {sampling.max_tokens:,}, but the context holds only {self._context:,}"
+                f"max_tokens is {sampling.max_tokens:,}, but the context holds only {self._context:,} tokens"
             )
 
     def _messages(self, prompt: Sequence[Part]) -> list[PromptMessage]:
@@ -326,7 +328,7 @@ class TextOnly(Generic[S]):
         differently."""
         messages = chat(prompt)
         if messages[-1].is_continued:
-            raise InvalidPrompt(f"{self._server_name} can't be told to continue an answer: end with another message")
+            raise InvalidPrompt(f"{self._server_name} can't continue an answer: end the prompt with a user's message")
         return messages
 
     def _check_whole(self, prompt: Sequence[Part], sampling: Sampling, prompt_tokens: int) -> None:
@@ -334,8 +336,8 @@ class TextOnly(Generic[S]):
         it."""
         if prompt_tokens + sampling.max_tokens > self._context:
             raise ContextExceeded(
-                f"the prompt has {prompt_tokens:,} tokens (more, if {self._server_name} cut it) and the answer may "
-                f"have {sampling.max_tokens:,}, but the context holds {self._context:,}"
+                f"the prompt has {prompt_tokens:,} tokens (more, if {self._server_name} cut it) and the answer up to "
+                f"{sampling.max_tokens:,}, but the context holds only {self._context:,}"
             )
         text = "".join(part.text for part in prompt)
         # Counted in bytes of UTF-8, since a token has about as many bytes in every language.
@@ -362,7 +364,9 @@ def context_of(server_name: str, model: str, trained_context: int, requested_con
     Raises ConfigError if `requested_context` is longer than that, or if neither is known.
     """
     if trained_context and requested_context > trained_context:
-        raise ConfigError(f"{model} was trained for a context of {trained_context:,}; set context to that or less")
+        raise ConfigError(
+            f"{model} was trained for a context of {trained_context:,} tokens; set context to at most this number"
+        )
     if not (requested_context or trained_context):
-        raise ConfigError(f"{server_name} does not say how long a context {model} can have: set context")
+        raise ConfigError(f"{server_name} does not state the maximum context of {model}: set context")
     return requested_context or trained_context

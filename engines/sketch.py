@@ -106,7 +106,7 @@ def read_sketch(body: bytes, name: str) -> Sketch:
     try:
         fields = json.loads(header)
         if fields.pop("v") != VERSION or fields["rounding"] not in TOLERANCES:
-            raise KVTransferFailed(f"sketch {name:.12} is of a version that this program does not read")
+            raise KVTransferFailed(f"sketch {name:.12} has a version that this program does not read")
         layout_fields = fields["layout"]
         tuples = {key: tuple(value) for key, value in layout_fields.items() if isinstance(value, list)}
         fields["layout"] = layout = KVLayout(**layout_fields | tuples)

@@ -32,7 +32,7 @@ def make_app(gateway: Gateway) -> FastAPI:
     ]
     app = FastAPI(
         title="Kvasir",
-        description="Kvasir answers requests in the form of OpenAI's and Ollama's APIs.",
+        description="This gateway offers Kvasir's models through the APIs of OpenAI and Ollama.",
         openapi_url=None,
         redoc_url=None,
         routes=routes,

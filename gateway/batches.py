@@ -179,7 +179,7 @@ class Batches:
                 if batch.input_file_id == name and batch.owner == owner and not batch.is_over:
                     raise ApiError(
                         409,
-                        f"{batch.id} still reads this file: cancel that batch, or wait for its end",
+                        f"batch {batch.id} still reads this file: cancel the batch, or wait until it ends",
                         "id",
                         "file_in_use",
                     )

@@ -83,7 +83,12 @@ def _form_file(form: FormData) -> UploadFile:
         if name not in ("file", "purpose"):
             raise ApiError(400, f"{name!r:.80} is not a field of this form", name[:80], "unsupported_parameter")
     if form.get("purpose") != "batch":
-        raise ApiError(400, "the purpose must be 'batch': other files are not kept", "purpose", "invalid_value")
+        raise ApiError(
+            400,
+            "the purpose must be 'batch': the gateway keeps no file with another purpose",
+            "purpose",
+            "invalid_value",
+        )
     file = form.get("file")
     if not isinstance(file, UploadFile):
         raise ApiError(400, "the form has no file: send it in the field 'file'", "file", "invalid_value")

@@ -57,7 +57,7 @@ def read_all(folder: Path, kind: type[T]) -> dict[str, T]:
     for path in sorted(folder.glob("*.json")):
         try:
             if not _NAME.fullmatch(path.stem):
-                raise ValueError("a file of the gateway never has this name")
+                raise ValueError("the gateway writes no file with this name")
             description: T = parse_as(kind, from_json(read_ordinary(path)), "it")
         except (OSError, ValueError) as error:
             raise ConfigError(f"{path} can't be read ({error}): restore it, or move it away") from None
@@ -96,7 +96,7 @@ def open_files(folder: Path) -> "Iterator[Files]":
     except OSError as error:
         raise ConfigError(f"can't keep files and batches in {folder}: {error.strerror or error}") from None
     if descriptor is None:
-        raise ConfigError(f"another gateway uses {folder}: stop it, or name another folder with --state")
+        raise ConfigError(f"another gateway uses {folder}: stop that gateway, or name another folder with --state")
     try:
         yield Files(folder / "files")
     finally:
@@ -134,14 +134,19 @@ class Files:
             prompt_lines.check_file(self.path(file_id), "the file")
             if size + sum(file.size + _DESCRIPTION_BYTES for file in self.of(owner)) > MAX_FILES_BYTES_PER_KEY:
                 most = f"{MAX_FILES_BYTES_PER_KEY >> 30} GiB"
-                raise ApiError(413, f"your files would take more than {most}: delete some", "file", "too_many_bytes")
+                raise ApiError(
+                    413,
+                    f"all your files together would take more than {most}: delete some files",
+                    "file",
+                    "too_many_bytes",
+                )
             return self._describe(StoredFile(file_id, owner, name, size, sha256, time.time()))
         except ApiError:
             self.path(file_id).unlink(missing_ok=True)
             raise
         except OSError as error:
             self.path(file_id).unlink(missing_ok=True)
-            raise ApiError(507, f"the file can't be kept: {error.strerror or error}") from None
+            raise ApiError(507, f"the file can't be saved: {error.strerror or error}") from None
         except UsageError as error:
             self.path(file_id).unlink(missing_ok=True)
             raise ApiError(400, str(error), "file", "invalid_value") from None

@@ -111,7 +111,7 @@ class Gateway:
             async for event in happenings:
                 if isinstance(event, JobResult):
                     return event
-        raise ApiError(500, "the answer ended without a result")
+        raise ApiError(500, "the job ended without a result")
 
     async def results(self, asks: Sequence[PromptRequest], request: Request) -> list[JobResult]:
         """Return whole answers, in the order of `asks`. Raises ApiError."""

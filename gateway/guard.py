@@ -126,7 +126,7 @@ def _check_local(headers: Headers, names: Collection[str]) -> None:
     Without keys, a page opened in a browser on this machine could use the gateway.
     """
     if problem := access.why_not(access.LOOPBACK, headers.get("host", ""), headers.get("origin"), names):
-        raise ApiError(403, f"without API keys {problem}: add a key with kvasir keys add")
+        raise ApiError(403, f"the gateway has no API keys, so {problem}: add a key with kvasir keys add")
 
 
 def _limit_size(scope: Scope, receive: Receive, limit: int, too_long: ApiError, take: Take) -> Receive:

@@ -42,7 +42,7 @@ def check_host(host: str, folder: Path) -> None:
     """Check that only users of this machine could use the gateway without a key. Raises ConfigError."""
     if not KeyRing(file_in(folder)).is_required and not is_loopback(host):
         raise ConfigError(
-            f"without API keys the gateway listens on loopback only, not on {host}: "
+            f"without API keys the gateway listens only on loopback, not on {host}: "
             f"add a key with kvasir keys add NAME --state {folder}"
         )
 

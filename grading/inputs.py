@@ -155,9 +155,8 @@ def read_examples(
     chosen = _choose(works, {name: points[name] for name in works}, rubric, room)
     if not chosen:
         raise SubmissionError(
-            f"no work in {request.examples} can be an example. At least two submissions must have points "
-            "for each criterion, have no doubts, not be in a bound's sample, and be short enough for "
-            "the model"
+            f"{request.examples} has fewer than two submissions that can be examples. An example has points for each "
+            "criterion and no doubts, fits into the model's context, and is not in the sample of a bound"
         )
     fence = fence_for(secret, "\n".join(["graded examples", *(text_of(works[name]) for name in chosen)]))
     return ExampleSet(

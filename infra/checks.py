@@ -45,7 +45,7 @@ def bury_poison(_attempt: Attempt[Any], standing: Standing) -> None:
     """Raise Poison if the job killed workers even when it ran alone."""
     if standing.crashes >= POISON_AFTER_CRASHES:
         raise Poison(
-            f"{standing.crashes} workers died with the job in hand, the last one while it ran alone: "
+            f"{standing.crashes} workers died while they ran this job, the last worker while it ran no other job: "
             "no worker gets this job again"
         )
 

@@ -52,7 +52,8 @@ RESUMABLE_COMMANDS = ("demo", "grade", "submit", "watch", "retry", "regrade", "r
 
 @click.group(
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
-    epilog=f"\b\nCompletion in bash (in zsh write zsh_source, in fish fish_source):\n  {COMPLETION}",
+    epilog="\b\nCompletion in bash (in zsh, replace bash_source by zsh_source; in fish, replace it by fish_source):"
+    f"\n  {COMPLETION}",
 )
 @click.version_option(package_name="kvasir-inference", prog_name="kvasir")
 @click.option(
@@ -66,7 +67,7 @@ RESUMABLE_COMMANDS = ("demo", "grade", "submit", "watch", "retry", "regrade", "r
     type=click.Choice(["debug", "info", "warning", "error"]),
     default="warning",
     show_default=True,
-    help="Set how much to log to stderr.",
+    help="Write log messages of this level and of higher levels to stderr.",
 )
 @click.option(
     "--log-style",

@@ -57,7 +57,7 @@ def is_cluster(settings: Settings) -> bool:
     if broker != store:
         missing_setting = "KVASIR_STORE_URL=redis://…" if broker else "KVASIR_BROKER_URL=amqp://…"
         raise ConfigError(
-            f"a cluster needs both a broker and a store: set {missing_setting} too, or unset the other to stay local"
+            f"a cluster needs both a broker and a store: set {missing_setting} too, or unset the other setting"
         )
     return broker
 
@@ -66,7 +66,7 @@ def require_cluster(settings: Settings, command: str, alternative: str = "") -> 
     """Raise BatchError if no cluster is configured. `alternative` is added to the message."""
     if not is_cluster(settings):
         raise BatchError(
-            f"no broker is configured, and kvasir {command} needs one that outlives this process: set "
+            f"no broker is configured, and kvasir {command} needs a broker that outlives this process: set "
             "KVASIR_BROKER_URL and KVASIR_STORE_URL" + alternative
         )
 

@@ -42,8 +42,8 @@ Points = list[tuple[int, float]]
 
 
 @click.command()
-@click.option("--model", "names", multiple=True, help="Measure this model; may be repeated [default: all].")
-@click.option("--engine", default="", help="Use this engine [default: the one set for the model].")
+@click.option("--model", "names", multiple=True, help="Measure this model; can be repeated [default: all].")
+@click.option("--engine", default="", help="Use this engine [default: the engine set for the model].")
 @click.option(
     "--slots",
     type=click.IntRange(1, 1024),
@@ -60,7 +60,7 @@ Points = list[tuple[int, float]]
     "--minutes", type=Number(0), default=5.0, show_default=True, help="Limit the total time for all models, in minutes."
 )
 @click.option(
-    "--links", "only_links", is_flag=True, help="Measure the links to the broker and the store, and no model."
+    "--links", "only_links", is_flag=True, help="Measure the links to the broker and the store instead of models."
 )
 @click.pass_obj
 def measure(

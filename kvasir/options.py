@@ -68,7 +68,9 @@ path = click.Path(path_type=Path)
 json_option = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 quiet_option = click.option("--quiet", is_flag=True, help="Show no progress.")
 ssh_config_option = click.option(
-    "--ssh-config", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Pass this file to ssh as -F."
+    "--ssh-config",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Use this configuration file for ssh (ssh -F).",
 )
 wait_option = click.option("--max-wait", type=Number(0), metavar="SECONDS", help="Stop waiting after this long.")
 
@@ -109,20 +111,20 @@ page_options = combine_options(
         "--metrics-port",
         type=click.IntRange(0, 65535),
         envvar="KVASIR_METRICS_PORT",
-        help="Serve /metrics, /health, /ready and /status on this port; 0 picks a free one [default: none].",
+        help="Serve /metrics, /health, /ready and /status on this port; 0 picks a free port [default: no port].",
     ),
     click.option(
         "--metrics-host",
         default=LOOPBACK,
         show_default=True,
         metavar="ADDRESS",
-        help="Listen on this address for --metrics-port.",
+        help="Listen on this address if --metrics-port is given.",
     ),
 )
 
 
 def only_option(help_text: str) -> Callable[[F], F]:
-    """Make the option --only, which may be repeated. Its value is all names given."""
+    """Make the option --only, which can be repeated. Its value is all names given."""
 
     def names(_context: click.Context, _parameter: click.Parameter, values: Iterable[str]) -> tuple[str, ...]:
         names = tuple(name for text in values for name in names_in(text))
@@ -137,14 +139,16 @@ def only_option(help_text: str) -> Callable[[F], F]:
 def _not_zero(context: click.Context, parameter: click.Parameter, number: int) -> int:
     """Refuse a 0 that a person typed, because it would mean nobody. The default 0 means all."""
     if number == 0 and context.get_parameter_source(str(parameter.name)) is click.core.ParameterSource.COMMANDLINE:
-        raise click.BadParameter("0 would grade nobody: leave --limit out to grade all")
+        raise click.BadParameter("0 would grade nobody: leave --limit out to grade everybody")
     return number
 
 
 # Options for the class's files and models, shared by the commands that grade and that plan.
 class_options = combine_options(
-    click.option("--solution", type=path, help="Show the models this reference solution."),
-    click.option("--template", type=path, help="Read the template that the students started from."),
+    click.option("--solution", type=path, help="Put this reference solution into the models' prompts."),
+    click.option(
+        "--template", type=path, help="Put this template, the file that students were given, into the models' prompts."
+    ),
     click.option("--code-model", metavar="M", help="Grade code with this model [default: from the configuration]."),
     click.option("--feedback-model", metavar="M", help="Grade text and write feedback with this model."),
 )
@@ -152,7 +156,7 @@ class_options = combine_options(
 examples_option = click.option(
     "--examples",
     type=path,
-    help="Read hand grades from a CSV, as for evaluate; the models see some of that work as examples.",
+    help="Read hand grades from this CSV (as for evaluate). Some of the work becomes examples in the prompts.",
 )
 
 # Options of `grade` and `submit`. `request_from` takes them all, except those of `Models` and `BatchPlace`.
@@ -164,11 +168,11 @@ grading_options = combine_options(
         "rosters",
         type=path,
         multiple=True,
-        help="Read who is in the class: the LMS's gradebook, worksheet or groups CSV; may be repeated.",
+        help="Read the students' names from this CSV of the LMS (gradebook, worksheet or groups); can be repeated.",
     ),
     class_options,
     click.option("--out", type=path, help="Keep the batch in this folder [default: results/TITLE-FOLDER]."),
-    click.option("--replace", is_flag=True, help="If --out holds another class's batch, move it aside."),
+    click.option("--replace", is_flag=True, help="If --out holds another class's batch, move that batch aside."),
     click.option(
         "--limit", type=click.IntRange(0), default=0, callback=_not_zero, help="Grade only the first N submissions."
     ),
@@ -178,7 +182,7 @@ grading_options = combine_options(
         type=click.IntRange(1, 15),
         default=1,
         help=(
-            "Ask for this many answers to each prompt, from one prefill; where they disagree, the grade needs review."
+            "Ask for this many answers to each prompt, from one prefill. If answers disagree, the grade needs review."
         ),
     ),
     click.option(

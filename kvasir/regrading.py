@@ -129,7 +129,7 @@ class Regrade:
         The old grades are kept as a version, and who did it when is recorded.
         """
         if not (self.place and self.tried) or self.tried.counts.open:
-            raise BatchError(f"the regrade of {self.folder} is not finished: run it first")
+            raise BatchError(f"the regrade of {self.folder} is not finished: finish the regrade first")
         keep_grades(self.folder, self._saved_class)
         with Batch(self.place) as round_batch:
             results = [result for entry in round_batch.entries if (result := round_batch.result(entry.job_id))]
@@ -149,7 +149,7 @@ class Regrade:
             return
         if self._request.ask != "criteria":
             raise BatchError(
-                "this batch asks for all criteria in one answer, so a single criterion can't be asked about: "
+                "this batch asks for all criteria in one answer, so Kvasir can't ask about a single criterion: "
                 "regrade without --criterion, or grade the class with --ask criteria"
             )
         ids = [criterion.id for criterion in self._assignment.rubric.criteria]
@@ -161,8 +161,8 @@ class Regrade:
                 raise BatchError(f"{name} has not changed since it was graded; edit {self._request.rubric} first")
         if unnamed_ids := [name for name in (*self.cost.asked, *self.cost.removed) if name not in criteria]:
             raise BatchError(
-                f"other criteria have changed too: {join_with_and(unnamed_ids)}; name them as well, or name "
-                "none to ask about everything that changed"
+                f"other criteria have changed too: {join_with_and(unnamed_ids)}; name these criteria too, or name "
+                "no criterion to ask about all changed criteria"
             )
 
 

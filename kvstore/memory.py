@@ -182,8 +182,8 @@ class MemoryKVStore(KVStore):
                 raise KVTransferFailed(f"the KV record at position {ref.start} ({ref.key}) is not in the store")
             if (xxh3 := xxhash.xxh3_64_intdigest(held.record.data.data)) != held.xxh3:
                 raise KVTransferFailed(
-                    f"the stored KV record at position {ref.start} ({ref.key}) is damaged: its xxh3 was {held.xxh3}, "
-                    f"and is now {xxh3}"
+                    f"the stored KV record at position {ref.start} ({ref.key}) is damaged: its checksum (xxh3) was "
+                    f"{held.xxh3}, and is now {xxh3}"
                 )
             record = held.record
             if not isinstance(record, kind) or (held.fingerprint, held.layout, held.ref) != (fingerprint, layout, ref):

@@ -53,8 +53,8 @@ def check_record(layout: KVLayout, ref: BlockRef, record: Record) -> tuple[Kind,
     expected = ((ref.start, ref.end), ref.layer, shape, NUMPY_TYPES[dtype])
     if (span, layer, data_shape, record.data.dtype) != expected:
         raise ValueError(
-            f"the record is a {kind} for positions {span}, {record.data.dtype} {data_shape}, "
-            f"but under {ref.key} there must be {dtype} {shape}"
+            f"wrong record for {ref.key}: dtype {record.data.dtype}, shape {data_shape} ({kind}, positions {span}); "
+            f"required: dtype {dtype}, shape {shape}"
         )
     return kind, dtype, shape
 
@@ -86,7 +86,7 @@ def decode_window(value: bytes | memoryview, fingerprint: str, layout: KVLayout,
     rows = header.get("rows")
     min_rows = min(ref.end, layout.window - 1)
     if type(rows) is not int or not min_rows <= rows <= ref.end:
-        raise _failure(ref, f"has {_describe(rows)} rows; {min_rows} to {ref.end} are needed")
+        raise _failure(ref, f"has {_describe(rows)} rows, but must have {min_rows} to {ref.end}")
     shape = layout.window_shape(rows)
     _check(header, _header("window", fingerprint, layout.dtype, ref, shape, payload), value, payload, ref)
     return Window(ref.end, _array(payload, layout, shape))
@@ -159,7 +159,7 @@ def _split(value: bytes | memoryview, ref: BlockRef) -> tuple[dict[str, Any], me
     start = len(_ARRAY_OF_TWO) + unpacker.tell() + _BIN_BYTES
     payload = view[start:]
     if view[start - _BIN_BYTES : start - 4] != _BIN_32 or int.from_bytes(view[start - 4 : start]) != len(payload):
-        raise _failure(ref, "is shorter or longer than its header says")
+        raise _failure(ref, "is not as long as its header says")
     return header, payload
 
 
@@ -173,7 +173,7 @@ def _check(
         stored_field = header.get(name)
         if type(stored_field) is not type(expected_field) or stored_field != expected_field:
             raise _failure(ref, f"has {name} {_describe(stored_field)}, not {_describe(expected_field)}")
-    raise _failure(ref, "has a header that this program would not write")
+    raise _failure(ref, "has a header that Kvasir does not write")
 
 
 def _describe(value: object) -> str:

@@ -52,7 +52,7 @@ class Uploader:
     def put(self, ref: BlockRef, record: Record) -> None:
         """Add one record. Waits while too many are pending. After an error the record is dropped; see `finish`."""
         if self._ending:
-            raise ValueError("the upload has been finished or abandoned")
+            raise ValueError("the upload has ended, so it takes no more records")
         if self._thread is None:
             self._pending.append((ref, record))
             return

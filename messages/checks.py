@@ -76,7 +76,7 @@ def tuple_of(field: str, value: object, kind: type, most: int) -> None:
         return
     if not isinstance(value, tuple) or len(value) > most or not all(isinstance(element, kind) for element in value):
         name = "text" if kind is str else kind.__name__
-        raise InvalidMessage(f"{field} must be at most {most:,} {name}s")
+        raise InvalidMessage(f"{field} must hold at most {most:,} {name}s")
 
 
 def one_of(field: str, value: object, choices: Collection[str]) -> None:

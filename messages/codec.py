@@ -96,7 +96,7 @@ def decode(body: bytes, expected: type[M]) -> M:
         )
     kind = fields.pop("kind", None)
     if not isinstance(kind, str) or _KINDS.get(kind) is not expected:
-        raise InvalidMessage(f"a {kind!r:.40} message came where a {_NAMES[expected]!r} is expected")
+        raise InvalidMessage(f"a message of kind {_NAMES[expected]!r} is expected here, not {kind!r:.40}")
     return typing.cast(M, _build(expected, fields if version == VERSION else _upgrade(fields)))
 
 
@@ -237,7 +237,9 @@ def _build(cls: type, fields: Any) -> Any:
     field_names, readers = _readers(cls)
     if not fields.keys() <= field_names:
         unknown = min(fields.keys() - field_names, key=str)
-        raise InvalidMessage(f"{cls.__name__} has no field {unknown!r:.60} in this version; a newer kvasir may read it")
+        raise InvalidMessage(
+            f"{cls.__name__} has no field {unknown!r:.60} in this version; perhaps a newer kvasir wrote the message"
+        )
     values = {name: reader(name, fields[name]) for name, reader in readers if name in fields}
     try:
         return cls(**(fields | values if values else fields))

@@ -283,7 +283,7 @@ def check_prompt(prompt: tuple[Part, ...]) -> None:
     if size > MAX_PROMPT_BYTES // 4:
         checks.text("prompt", prompt_text(prompt), MAX_PROMPT_BYTES)
     if prompt[-1].role == "assistant" and prompt[-1].function:
-        raise InvalidMessage("the prompt ends with a function call; it must end with a part that can be answered")
+        raise InvalidMessage("the prompt ends with a function call; it must end with a part that the model can answer")
     if any(part.role == "raw" for part in prompt) and len(prompt) > 1:
         raise InvalidMessage("a raw prompt must be a single text without other messages")
 
@@ -409,7 +409,7 @@ class DecodeJob:
             return
         checks.instance("kv", self.kv, StoredKV)
         if self.kv.num_tokens > self.job.kv_tokens:
-            raise InvalidMessage("kv covers the whole prompt, but the decoder must evaluate the last token")
+            raise InvalidMessage("kv must leave the prompt's last token to the decoder, but covers the whole prompt")
 
 
 @dataclass(frozen=True, slots=True)
@@ -517,7 +517,7 @@ class JobResult:
         checks.whole("attempts", self.attempts, 0, 1_000_000)
         if (self.state == "failed") != (self.error is not None):
             raise InvalidMessage(
-                f"a result must be 'failed' if it carries an error, and only then; it is {self.state!r}"
+                f"a failed result must have an error, and no other result has one; the state is {self.state!r}"
             )
 
 

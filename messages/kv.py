@@ -78,7 +78,9 @@ class KVLayout:
             raise InvalidMessage("window_layers and window must be given together")
         for name, shape, sizes in (("conv_shape", self.conv_shape, 2), ("matrix_shape", self.matrix_shape, 3)):
             if shape and (len(shape) != sizes or not self.state_layers):
-                raise InvalidMessage(f"{name} must hold {sizes} numbers, and the model must have recurrent layers")
+                raise InvalidMessage(
+                    f"{name} must hold {sizes} numbers, and is allowed only for a model with recurrent layers"
+                )
             for size in shape:
                 checks.whole(name, size, 1, 1 << 20)
 
@@ -222,7 +224,7 @@ class KVCache:
         position = 0
         for block in self.blocks:
             if block.start != position:
-                raise KVTransferFailed(f"a KV block begins at position {block.start}, not {position}")
+                raise KVTransferFailed(f"a KV block must begin at position {position}, not {block.start}")
             if block.data.shape != self.layout.block_shape(block.num_tokens):
                 raise KVTransferFailed(
                     f"a KV block has shape {block.data.shape}, not {self.layout.block_shape(block.num_tokens)}"
@@ -234,7 +236,7 @@ class KVCache:
         if [(state.layer, state.position) for state in self.states] != [
             (n, position) for n in self.layout.state_layers
         ]:
-            raise KVTransferFailed(f"there must be one state of each recurrent layer at position {position}")
+            raise KVTransferFailed(f"each recurrent layer must have exactly one state, at position {position}")
         if any(
             state.data.shape != (self.layout.state_size,) or state.data.dtype != STATE_TYPE for state in self.states
         ):
@@ -274,14 +276,18 @@ class KVCache:
     def require_layout(self, model_layout: KVLayout) -> None:
         """Raises KVTransferFailed unless a model with this layout can load the cache, cast to its dtype."""
         if replace(self.layout, dtype=model_layout.dtype) != model_layout:
-            raise KVTransferFailed(f"the KV cache has the layout {self.layout}, but this model has {model_layout}")
+            raise KVTransferFailed(
+                f"the KV cache has the layout {self.layout}, but the model has the layout {model_layout}"
+            )
 
     def require_part_of(self, tokens: int, min_evaluated: int = 1) -> None:
         """Raises KVTransferFailed unless the cache leaves at least `min_evaluated` of a prompt's `tokens` to be
         evaluated."""
         if self.num_tokens > tokens - min_evaluated:
             none = ": none is left to evaluate" if min_evaluated else ""
-            raise KVTransferFailed(f"the KV cache covers {self.num_tokens:,} of the prompt's {tokens:,} tokens{none}")
+            raise KVTransferFailed(
+                f"the KV cache is too long: it covers {self.num_tokens:,} of the prompt's {tokens:,} tokens{none}"
+            )
 
 
 def assemble_cache(layout: KVLayout, records: Sequence[Record]) -> KVCache:

@@ -79,9 +79,9 @@ def _strict(node: Any, path: str, kept_names: Collection[str], closes: bool) -> 
         elif name in kept_names or (name == "format" and str(value) in _FORMATS):
             strict[name] = value
         elif name in _NOT_ENFORCED and value not in _NOT_ENFORCED[name]:
-            raise InvalidSchema(f"the JSON schema uses a keyword that can't be enforced, at {path}: {name}")
+            raise InvalidSchema(f"the JSON schema uses a keyword that Kvasir can't enforce, at {path}: {name}")
     if _NOT_REGULAR.search(str(node.get("pattern", ""))):
-        raise InvalidSchema(f"the JSON schema uses look-around or a back reference, at {path}: pattern")
+        raise InvalidSchema(f"the JSON schema has a pattern with look-around or a back reference, at {path}: pattern")
     if not str(node.get("$ref", "#")).startswith("#"):
         raise InvalidSchema(f"the JSON schema refers to something outside itself, at {path}: $ref")
     return {**strict, "additionalProperties": False} if closes and _names_its_keys(node) else strict

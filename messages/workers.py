@@ -76,7 +76,9 @@ class RateCurve:
         checks.model_name("model", self.model)
         _check_columns("at and tokens_per_s", (self.at, self.tokens_per_s), MAX_POINTS)
         if not self.at or any(after <= before for before, after in pairwise((0, *self.at))):
-            raise InvalidMessage("at must hold at least one number; the numbers must be above 0, and ascend")
+            raise InvalidMessage(
+                "'at' must hold at least one number; all numbers must be above 0 and in ascending order"
+            )
 
     def rate(self, at: float) -> float:
         """Tokens a second at `at`: interpolated linearly between two points, constant before the first and after the
@@ -211,7 +213,7 @@ class WorkerInfo:
         for name in ("started_at", "tokens_per_s", "chars_per_token"):
             checks.number(name, getattr(self, name), 0, _MAX_RATE)
         if not isinstance(self.jobs, tuple) or len(self.jobs) > 1024:
-            raise InvalidMessage("jobs must hold at most 1,024 job ids")
+            raise InvalidMessage("'jobs' must hold at most 1,024 job ids")
         for job in self.jobs:
             checks.identifier("jobs", job)
         checks.instance("details", self.details, WorkerDetails)
@@ -221,9 +223,9 @@ class WorkerInfo:
     def _check_refuses(self) -> None:
         columns = (self.refuses, self.refuses_because)
         if any(not isinstance(column, tuple) or len(column) != len(self.refuses) for column in columns):
-            raise InvalidMessage("refuses_because must have a reason for each sketch in refuses")
+            raise InvalidMessage("'refuses_because' must have a reason for each sketch in 'refuses'")
         if len(self.refuses) > MAX_REFUSALS:
-            raise InvalidMessage(f"refuses must hold at most {MAX_REFUSALS} sketches")
+            raise InvalidMessage(f"'refuses' must hold at most {MAX_REFUSALS} sketches")
         for sketch, reason in zip(*columns, strict=True):
             checks.text("refuses", sketch, 255)
             checks.text("refuses_because", reason, 1024)
@@ -231,7 +233,7 @@ class WorkerInfo:
     def _check_resident(self) -> None:
         columns = (self.resident_tokens_per_s, self.resident_answer_tokens)
         if not isinstance(self.resident, tuple) or len(self.resident) > 64:
-            raise InvalidMessage("resident must hold at most 64 models")
+            raise InvalidMessage("'resident' must hold at most 64 models")
         if any(not isinstance(column, tuple) or len(column) != len(self.resident) for column in columns):
             raise InvalidMessage("resident_tokens_per_s and resident_answer_tokens must hold a number for each model")
         for model in self.resident:

@@ -124,7 +124,7 @@ class Admission:
             if usage.max_bytes and size and not negligible:
                 if size > mark:
                     raise StoreUnavailable(
-                        f"the KV cache takes {size:,} bytes, but all KV caches together may take only {mark:,}"
+                        f"the KV cache takes {size:,} bytes, but all KV caches together are allowed only {mark:,}"
                     )
                 name = f"{self._name}.{next(self._numbers)}"
                 if not self._cluster_state.reserve(name, size, mark - usage.used_bytes, RESERVATION_TTL_S):
@@ -136,12 +136,14 @@ class Admission:
 
     def _refuse(self, size: int) -> NoReturn:
         if self._clock() < self._hopeless_until and not self._decode_waits():
-            raise StoreUnavailable(f"no room for {size:,} bytes; no job waits for decode, so none will free memory")
+            raise StoreUnavailable(
+                f"the store has no room for {size:,} bytes, and no job waits for decode, so no memory will become free"
+            )
         log.info("the store has no room for %s bytes: taking no jobs until it has", f"{size:,}")
         self._refused_bytes = size
         self._idle_since = self._clock()
         self._next_look = 0.0
-        raise NoCapacity(f"no room for {size:,} bytes now")
+        raise NoCapacity(f"the store has no room for {size:,} bytes now")
 
     def _is_near_full(self, size: int) -> bool:
         """Whether the store may be near full with `size` and all that was granted since it was last asked.

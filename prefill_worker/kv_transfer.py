@@ -117,7 +117,7 @@ class KVWriter:
         prompt, answer = max(((len(ask.tokens), ask.sampling.max_tokens) for ask in asks), key=sum)
         if prompt + answer > info.context:
             raise ContextExceeded(
-                f"the prompt has {prompt:,} tokens and the answer may have {answer:,}, "
+                f"the prompt has {prompt:,} tokens and the answer up to {answer:,}, "
                 f"but {job.model} is loaded with a context of {info.context:,}"
             )
         if not info.capabilities.exports_kv or info.layout is None:

@@ -352,7 +352,7 @@ def _answer(folder: Path) -> None:
         "Back to the hand grades",
         on_click=st.session_state.update,
         args=({"bound shown": None},),
-        help="Correct only typing mistakes there, because you have seen the agreement by now.",
+        help="You have seen the agreement now, so correct only typing mistakes in the hand grades.",
     )
     if bound and bound.draw.looks < len(bound.draw.plan.sizes):
         action_button("The next look that was planned", lambda: bounds.draw_more(folder))

@@ -39,8 +39,8 @@ def _show_groups(desk: Desk, folder: Path) -> None:
             "Like texts too",
             key="like texts",
             help="Also group answers that have similar wording and equal points. A decision that is right for one "
-            "answer may be wrong for another: read the highlighted differences, and tick the answers that you "
-            "decide on.",
+            "answer can be wrong for another. Read the highlighted differences, and tick the answers that your "
+            "decision is for.",
         )
         is_blind = st.toggle("Without names", bool(st.session_state.get("blind")), key="like blind")
     answers = desk.get_or_make(

@@ -260,7 +260,7 @@ def _one_round(desk: Desk, folder: Path, view: BatchView, place: Path, work: Wor
         take_over,
         f"take {place}",
         left,
-        help="Keep the round's points as reviews of this class. Decisions that a person has made stay as they are.",
+        help="Give each submission the points of this round. Points that a person has decided on stay as they are.",
     )
     action_button("Use this rubric for the class", adopt, f"adopt {place}", right)
 

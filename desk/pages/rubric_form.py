@@ -120,8 +120,8 @@ class RubricDraft:
 
 def edit(draft: RubricDraft, changes: Sequence[Change] = ()) -> None:
     """Draw the draft, and read what is typed into it."""
-    # The view changes here and not in the radio button's callback. If a button of the form was pressed just before, its
-    # callback runs after the radio button's. The text would then lack that button's change.
+    # The view changes here, because the radio button's callback is too early: Streamlit calls it before the callback of
+    # a form's button that was pressed first, and the text would lack what that button changed.
     if (requested_view := st.session_state.get(f"rubric view {draft.number}", draft.view)) != draft.view:
         read_widgets(draft)
         draft.switch_to(requested_view)
@@ -187,7 +187,7 @@ def _criterion(draft: RubricDraft, at: int, criterion: CriterionFields) -> None:
             f"id {key}",
             criterion.id,
             "Id",
-            help="Choose the criterion's name in table columns and in the model's answers.",
+            help="Type a short name for the criterion. Tables and the models' answers use this name.",
         )
     with st.container(horizontal=True, vertical_alignment="bottom"):
         _number(draft, f"points {key}", criterion.points, "Points")

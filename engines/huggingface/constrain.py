@@ -76,8 +76,8 @@ class Constrainer:
         try:
             grammar = LLMatcher.grammar_from_json_schema(guidance_schema(schema))
         except ValueError as error:
-            raise InvalidSchema(f"the JSON schema can't be made a constraint: {error}") from None
+            raise InvalidSchema(f"the JSON schema can't be enforced: {error}") from None
         matcher = LLMatcher(self._tokenizer, grammar, log_level=0)
         if matcher.is_error():
-            raise InvalidSchema(f"the JSON schema can't be made a constraint: {matcher.get_error():.500}")
+            raise InvalidSchema(f"the JSON schema can't be enforced: {matcher.get_error():.500}")
         return Constraint(matcher, self._num_tokens, self._ends, final_channel(self._prompt))

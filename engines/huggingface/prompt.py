@@ -119,7 +119,7 @@ class HFPrompt(ChatPrompt):
         whole = self.render([{"role": "user", "content": sample}], 0.0)
         if tuple(self.piece_ids(whole, begins=True, control=True)) != self.tokenize(user_prompt("", sample), 0.0).ids:
             raise ConfigError(
-                f"the tokenizer of {folder} can't be used: cutting a text at control tokens changes its ids"
+                f"the tokenizer of {folder} can't be used: cutting a text at control tokens changes the token ids"
             )
 
     def _find_end_ids(self, folder: Path, settings: dict[str, Any]) -> frozenset[int]:
@@ -148,7 +148,9 @@ class _Template:
     def render(self, messages: list[dict[str, Any]], clock: float) -> str:
         """These messages, and the opening of the assistant's answer. Raises InvalidPrompt."""
         if not self.text:
-            raise InvalidPrompt(f"{self._folder} has no chat template: it continues texts, and knows no conversations")
+            raise InvalidPrompt(
+                f"{self._folder} has no chat template, so the model can continue a text but can't answer messages"
+            )
         today = datetime.fromtimestamp(clock, UTC)
         try:
             return rendered(self._template, messages, self._tokens, today)
@@ -183,7 +185,7 @@ def _load(definition: str, folder: Path) -> Tokenizer:
     try:
         tokenizer = Tokenizer.from_str(definition)
     except Exception as error:  # noqa: BLE001  the library raises plain Exception
-        raise ConfigError(f"{folder / 'tokenizer.json'} is not a tokenizer that can be read: {error}") from None
+        raise ConfigError(f"{folder / 'tokenizer.json'} can't be read as a tokenizer: {error}") from None
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer

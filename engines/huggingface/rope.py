@@ -66,7 +66,7 @@ def stated_rope(config: Mapping[str, Any], kind: str = FULL) -> Rope:
         dimensions, base = int(head_dim(config) * part), float(parameters["rope_theta"])
         return _build_rope(parameters, plain(base, dimensions), base)
     except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
-        raise KVTransferFailed(f"config.json states no RoPE that can be computed: {error!r}") from None
+        raise KVTransferFailed(f"the RoPE in config.json can't be computed: {error!r}") from None
 
 
 def head_dim(config: Mapping[str, Any]) -> int:

@@ -81,8 +81,8 @@ def open_folder(weights: str) -> HFFolder:
     config = read_json(path / "config.json")
     if (path / _ADAPTER).exists():
         raise ConfigError(
-            f"{path} holds a LoRA adapter beside the model ({_ADAPTER}), which some engines load and others leave "
-            "out: merge it into the weights, or move it away"
+            f"{path} holds a LoRA adapter beside the model ({_ADAPTER}). Some engines would load the adapter, and "
+            "others would ignore it: merge it into the weights, or move it away"
         )
     files = tuple(_weight_files(path))
     for file in files:
@@ -113,14 +113,14 @@ def layout_of(folder: HFFolder, dtype: DType) -> KVLayout:
     transferred."""
     config, kind = folder.text, folder.model_type
     if kind in _RECURRENT:
-        raise KVTransferFailed(f"the recurrent state of a {kind!r} model is not transferred")
+        raise KVTransferFailed(f"Kvasir can't transfer the recurrent state of a {kind!r} model")
     if kind not in ROTATED_IN_HALVES:
         raise KVTransferFailed(f"Kvasir does not know how a {kind!r} model keeps its keys")
     partial = rope_parameters(config).get("partial_rotary_factor", 1) != 1 and kind not in GATED_DELTA
     if partial or config.get("rope_traditional") or "kv_lora_rank" in config:
-        raise KVTransferFailed(f"{folder.path.name} rotates or compresses its keys in a way not known here")
+        raise KVTransferFailed(f"{folder.path.name} rotates or compresses its keys in a way that Kvasir does not know")
     if str(rope_parameters(config)["rope_type"]) in _GROWING_ROPE:
-        raise KVTransferFailed("the model's RoPE grows with the prompt, so its keys depend on the prompt's length")
+        raise KVTransferFailed("the model scales its RoPE with the prompt, so its keys depend on the prompt's length")
     try:
         layers, heads = int(config["num_hidden_layers"]), int(config["num_attention_heads"])
         kv_heads = int(config.get("num_key_value_heads") or heads)
@@ -200,7 +200,9 @@ def _local_folder(name: str) -> Path:
         return Path(snapshot_download(name, allow_patterns=["*.json", "*.jinja", "*.safetensors"]))
     except Exception as error:  # noqa: BLE001  the hub client raises its own errors and those of its HTTP client
         reason = " ".join(str(error).split())
-        raise ConfigError(f"there is no model folder {name}, and the hub can't supply it: {reason:.200}") from None
+        raise ConfigError(
+            f"there is no model folder {name}, and the hub can't supply the model: {reason:.200}"
+        ) from None
 
 
 def _weight_files(path: Path) -> list[Path]:
@@ -277,7 +279,9 @@ def _window_layers(config: dict[str, Any], kind: str, layers: int) -> tuple[int,
         kinds = (["sliding_attention"] * (pattern - 1) + ["full_attention"]) * layers
     if kinds is None:
         if config.get("sliding_window") and config.get("use_sliding_window", True):
-            raise KVTransferFailed("config.json does not state the sliding window layer by layer (layer_types)")
+            raise KVTransferFailed(
+                "config.json does not state layer by layer where a sliding window is used (layer_types)"
+            )
         return ()
     unsupported_kinds = set(kinds[:layers]) - {"sliding_attention", "full_attention"}
     if unsupported_kinds:

@@ -127,9 +127,9 @@ class Completions:
         try:
             tokens = self._server.post("/completion", body, stop)["tokens"]
         except ServerRefused as error:
-            raise InvalidSchema(f"the JSON schema can't be made a constraint: {error}") from None
+            raise InvalidSchema(f"the JSON schema can't be enforced: {error}") from None
         if forced_id in tokens:
-            raise InvalidSchema("the JSON schema can't be made a constraint: the llama.cpp server does not enforce it")
+            raise InvalidSchema("the JSON schema can't be enforced: the llama.cpp server ignored it in a test")
         self._enforced_schemas.add(schema)
 
     def _read_stream(self, request: AnswerRequest, cache_prompt: bool) -> _StreamResult:

@@ -141,7 +141,7 @@ class LlamaCppEngine:
             slot_file = self._save(slot, len(tokens), stop)
         if slot_file.tokens != tuple(tokens):
             raise EngineUnavailable(
-                "the llama.cpp server saved another prompt than it was given: keep other programs off its slots"
+                "the llama.cpp server did not save the prompt that Kvasir sent: let no other program use this server"
             )
         for record in chain(slotfile.to_blocks(slot_file, shape, first), slotfile.snapshot(slot_file, shape)):
             emit(record)

@@ -111,7 +111,7 @@ class _GGUFReader:
         if kind == _ARRAY:
             return self._array()
         if kind not in _SCALARS:
-            raise _DamagedFile(f"it has metadata of the unknown type {kind}")
+            raise _DamagedFile(f"a metadata value has the unknown type {kind}")
         return self.scalar(_SCALARS[kind])
 
     def _array(self) -> list[Any]:
@@ -121,7 +121,7 @@ class _GGUFReader:
         if kind == _STRING:
             return [self.text() for _ in range(count)]
         if kind not in _SCALARS:
-            raise _DamagedFile(f"it has an array of the unknown type {kind}")
+            raise _DamagedFile(f"an array has the unknown type {kind}")
         form = _SCALARS[kind]
         raw = self.read_bytes(count * struct.calcsize(form))
         return [number[0] for number in struct.iter_unpack(form, raw)]

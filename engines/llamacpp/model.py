@@ -72,7 +72,7 @@ def heads(gguf: GGUFFile) -> Heads:
         sizes = Heads(int(layers), int(kv_heads), int(key))
     except (TypeError, ZeroDivisionError):
         raise KVTransferFailed(
-            f"{gguf.path.name} states no attention sizes, or states different ones for its layers"
+            f"{gguf.path.name} states no attention sizes, or states different sizes for different layers"
         ) from None
     if key != value:
         raise KVTransferFailed(
@@ -89,7 +89,7 @@ def require_known(gguf: GGUFFile) -> None:
             "supported"
         )
     if gguf.architecture not in _GATED_DELTA and any(gguf.hyperparameter(name) for name in _RECURRENT):
-        raise KVTransferFailed(f"the recurrent state of a {gguf.architecture!r} model is not transferred")
+        raise KVTransferFailed(f"Kvasir can't transfer the recurrent state of a {gguf.architecture!r} model")
     if gguf.architecture not in _HALVES | _INTERLEAVED:
         raise KVTransferFailed(f"Kvasir does not know how llama.cpp keeps the keys of a {gguf.architecture!r} model")
     if gguf.architecture == "olmo2" and gguf.hyperparameter("attention.sliding_window"):
@@ -99,7 +99,7 @@ def require_known(gguf: GGUFFile) -> None:
     if gguf.long_rope:
         raise KVTransferFailed(
             f"the keys of {gguf.path.name} depend on the context that llama.cpp is started with (LongRoPE), so two "
-            "workers may disagree about them"
+            "workers could compute different keys"
         )
 
 

@@ -43,7 +43,7 @@ def parse_name(text: str) -> ModelName:
     path, _, tag = text.rpartition(":") if ":" in text.rpartition("/")[2] else (text, "", _TAG)
     parts = path.split("/")
     if len(parts) > 3 or not all(_is_plain(part) for part in (*parts, tag)):
-        raise ConfigError(f"{text!r:.120} is not the name of an Ollama model; one looks like 'qwen3-coder:30b'")
+        raise ConfigError(f"{text!r:.120} is not the name of an Ollama model; a name looks like 'qwen3-coder:30b'")
     registry, namespace, name = [_REGISTRY, _NAMESPACE][: 3 - len(parts)] + parts
     return ModelName(registry, namespace, name, tag)
 
@@ -68,7 +68,7 @@ def find_gguf(name: str, folders: Sequence[Path] | None = None) -> Path:
     places = ", ".join(str(folder) for folder in search_path)
     raise ConfigError(
         f"Ollama has no model {model_name} on this machine (looked in {places}; found {model_names or 'none'}): "
-        f"run `ollama pull {model_name}`, or set OLLAMA_MODELS to its model folder"
+        f"run `ollama pull {model_name}`, or set OLLAMA_MODELS to Ollama's model folder"
     )
 
 
@@ -101,8 +101,8 @@ def _manifest(folder: Path, name: ModelName) -> dict[str, Any] | None:
         return None
     except PermissionError:
         raise ConfigError(
-            f"Ollama's model folder {folder} may not be read by this user: run the worker as a member of its group, "
-            "or copy the model"
+            f"this user is not allowed to read Ollama's model folder {folder}: run the worker as a member of the "
+            "folder's group, or copy the model"
         ) from None
     except (OSError, ValueError) as error:
         raise ConfigError(f"Ollama's manifest {path} can't be read: {error}") from None
@@ -114,10 +114,10 @@ def _manifest(folder: Path, name: ModelName) -> dict[str, Any] | None:
 def _blob(folder: Path, name: ModelName, manifest: dict[str, Any]) -> Path:
     layers = [layer for layer in manifest["layers"] if isinstance(layer, dict)]
     if any(layer.get("mediaType") == _ADAPTER_LAYER for layer in layers):
-        raise ConfigError(f"{name} has an adapter, which Kvasir would leave out: merge it into the model first")
+        raise ConfigError(f"{name} has an adapter, which Kvasir would ignore: merge the adapter into the model first")
     models = [layer for layer in layers if layer.get("mediaType") == _MODEL_LAYER]
     if len(models) != 1:
-        raise ConfigError(f"{name} is not kept as one GGUF file (it has {len(models)}): llama.cpp can't load it")
+        raise ConfigError(f"{name} must have exactly one GGUF file, not {len(models)}: llama.cpp can't load it")
     digest, size = str(models[0].get("digest")), models[0].get("size")
     path = folder / "blobs" / digest.replace(":", "-")
     if not _is_plain(path.name) or path.parent != folder / "blobs":

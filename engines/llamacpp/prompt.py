@@ -44,7 +44,7 @@ class LlamaPrompt(ChatPrompt):
     def render(self, messages: list[dict[str, Any]], clock: float) -> str:
         """See ChatPrompt."""
         if not self._has_template:
-            raise InvalidPrompt("the model has no chat template: it continues texts, and knows no conversations")
+            raise InvalidPrompt("the model has no chat template, so it can continue a text but can't answer messages")
         for call in (call["function"] for message in messages for call in message.get("tool_calls", ())):
             call["arguments"] = json.dumps(call["arguments"])  # the form of OpenAI's API
         try:

@@ -75,7 +75,7 @@ class Launch:
         reach it."""
         path = self.slot_folder / _SOCKET
         if len(os.fsencode(path)) > _MAX_SOCKET_BYTES:
-            raise ConfigError(f"{self.slot_folder} is too long a path for a socket: set TMPDIR to a shorter one")
+            raise ConfigError(f"the path {self.slot_folder} is too long for a socket: set TMPDIR to a shorter path")
         return path
 
     @property

@@ -117,7 +117,9 @@ def parse(data: bytes | memoryview, form: SlotForm = SlotForm(), most_tokens: in
     packs_tokens, tokens = _parse_tokens(reader, most_tokens)
     streams, layers = _parse_cache(reader, len(tokens), form)
     if len(layers[0].keys) != len(tokens):
-        raise KVTransferFailed(f"slot file: it holds {len(layers[0].keys):,} cells but {len(tokens):,} tokens")
+        raise KVTransferFailed(
+            f"slot file: it needs a cell for each of {len(tokens):,} tokens, but has {len(layers[0].keys):,} cells"
+        )
     caches = [layers]
     if form.recurrent:
         states = _parse_states(reader, len(tokens), form)
@@ -156,8 +158,8 @@ def snapshot(file: SlotFile, shape: SlotShape) -> list[Record]:
     for layer, (columns, matrix) in zip(layout.state_layers, file.states, strict=True):
         if (columns.size, matrix.size) != expected:
             raise KVTransferFailed(
-                f"slot file: the columns and the matrix of a recurrent state have ({columns.size:,}, {matrix.size:,}) "
-                f"numbers, not {expected}"
+                f"slot file: the columns and the matrix of a recurrent state must have {expected} numbers, not "
+                f"({columns.size:,}, {matrix.size:,})"
             )
         heads, key_size, value_size = layout.matrix_shape
         columns, matrix = columns.reshape(layout.conv_shape), matrix.reshape(heads, value_size, key_size)
@@ -178,7 +180,7 @@ def build(tokens: Sequence[int], cache: KVCache, shape: SlotShape, streams: int)
     layout, count = shape.layout, len(tokens)
     cache.require_layout(layout)
     if cache.num_tokens != count or not tokens:
-        raise KVTransferFailed(f"the KV cache covers {cache.num_tokens:,} tokens, not the {count:,} of the prompt")
+        raise KVTransferFailed(f"the KV cache covers {cache.num_tokens:,} tokens, but the prompt has {count:,}")
     words = np.asarray([-1, 1, count, *tokens, 0] if shape.packs_tokens else tokens, "<i4")
     head = struct.pack("<4sII", MAGIC, shape.version, len(words))
     parts: list[bytes | memoryview] = [head, words.tobytes()]
@@ -221,7 +223,7 @@ class _SlotFileReader:
         if self.version not in _VERSIONS:
             known = ", ".join(map(str, _VERSIONS))
             raise KVTransferFailed(
-                f"llama.cpp slot file of version {self.version}; this program reads versions {known}"
+                f"the llama.cpp slot file has version {self.version}; this program reads only versions {known}"
             )
 
     @property
@@ -255,7 +257,7 @@ def _parse_tokens(reader: _SlotFileReader, most_tokens: int) -> tuple[bool, tupl
             raise KVTransferFailed("slot file: its token list has an unknown form")
         tokens = words[3:-1]
     if len(tokens) > most_tokens:
-        raise KVTransferFailed(f"slot file: {len(tokens):,} tokens, but the prompt has only {most_tokens:,}")
+        raise KVTransferFailed(f"slot file: it holds {len(tokens):,} tokens, but the prompt has only {most_tokens:,}")
     if (tokens < 0).any():
         raise KVTransferFailed("slot file: some of its tokens are not text")
     return packs_tokens, tuple(tokens.tolist())
@@ -272,7 +274,9 @@ def _parse_cache(reader: _SlotFileReader, num_tokens: int, form: SlotForm) -> tu
         if not cells:
             continue
         if layers or cells > num_tokens:
-            raise KVTransferFailed(f"slot file: {cells:,} cells for {num_tokens:,} tokens, or several sequences")
+            raise KVTransferFailed(
+                f"slot file: it holds several sequences, or more cells ({cells:,}) than tokens ({num_tokens:,})"
+            )
         layers = _parse_stream(reader, cells, num_tokens, form)
     if not layers:
         raise KVTransferFailed("slot file: empty")
@@ -298,10 +302,10 @@ def _parse_stream(reader: _SlotFileReader, cells: int, num_tokens: int, form: Sl
     words = _cell_words(reader.version, form)
     meta = reader.words(cells * words, "cells").reshape(cells, words)
     if (meta[:, 1] != 1).any():
-        raise KVTransferFailed("slot file: a cell belongs to no sequence, or to several")
+        raise KVTransferFailed("slot file: each cell must belong to exactly one sequence")
     order = np.argsort(meta[:, 0], kind="stable")
     if not np.array_equal(meta[order, 0], np.arange(num_tokens - cells, num_tokens)):
-        raise KVTransferFailed("slot file: its positions have a gap, or do not end at the last token")
+        raise KVTransferFailed("slot file: the positions of the cells have a gap, or do not end at the last token")
     v_trans, count = reader.u32("v_trans"), reader.u32("layers")
     rotations = reader.u64("rotations") if reader.version >= _ROTATIONS else 0
     if v_trans:

@@ -125,7 +125,7 @@ def _require_unexchangeable(parent: Path) -> None:
         found = folder.stat()
         open_to = found.st_mode & (stat.S_IWOTH if found.st_gid in (0, os.getgid()) else stat.S_IWOTH | stat.S_IWGRP)
         if found.st_uid not in (0, os.getuid()) or (open_to and not found.st_mode & stat.S_ISVTX):
-            raise ConfigError(f"{parent} can't hold KV caches: other users may rename what {folder} contains")
+            raise ConfigError(f"{parent} can't hold KV caches: other users are able to rename files in {folder}")
 
 
 def _lock(folder: Path) -> int:
@@ -149,7 +149,7 @@ def _program(is_requested: bool) -> str:
         return ""
     program = find_program()
     if not program and is_requested:
-        raise ConfigError(f"there is no {PROGRAM} on PATH: install llama.cpp, or leave {_OWN_PROGRAM!r} out of weights")
+        raise ConfigError(f"there is no {PROGRAM} on PATH: install llama.cpp, or remove {_OWN_PROGRAM!r} from weights")
     if not program:
         raise ConfigError(
             "the llamacpp engine needs the package 'xllamacpp' (pip install 'kvasir-inference[llamacpp]'), "
@@ -207,8 +207,8 @@ def attach(options: EngineOptions) -> Backing:
             raise ConfigError(f"no llama-server answers at {server.url}: {error}") from None
         if options.context > context:
             raise ConfigError(
-                f"a slot of {server.url} holds {context:,} tokens, not {options.context:,}: "
-                "restart it with a larger --ctx-size"
+                f"a slot of {server.url} holds only {context:,} tokens, not {options.context:,}: "
+                "restart llama-server with a larger --ctx-size"
             )
         gguf = _reported_gguf(settings.get("model", ""), str(properties.get("model_path", "")))
     folder = Path(settings["slots"]) if "slots" in settings else None

@@ -162,5 +162,5 @@ class MLXEngine(FolderEngine):
         # MLX does not check ids. An id without an embedding ends the process.
         if not 0 <= min(tokens) <= max(tokens) < self._loop.num_logits:
             raise EngineUnavailable(
-                f"a token id is not among the model's {self._loop.num_logits:,}: tokenize with this model's tokenizer"
+                f"a token id is outside the model's {self._loop.num_logits:,} ids: tokenize with this model's tokenizer"
             )

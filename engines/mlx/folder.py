@@ -45,7 +45,7 @@ def require_no_ignored_window(folder: HFFolder, context: int) -> None:
     if folder.model_type in _NO_WINDOW and 0 < window < longest:
         raise ConfigError(
             f"MLX ignores the sliding window of {window:,} positions that {folder.path / 'config.json'} states for a "
-            f"{folder.model_type} model, and would compute something else: use the transformers engine, or a context "
+            f"{folder.model_type} model, so its answers would be wrong: use the transformers engine, or a context "
             f"of at most {window:,} tokens"
         )
 

@@ -32,7 +32,7 @@ def observed_layout(caches: Sequence[Any]) -> KVLayout:
     for cache in caches:
         is_supported = type(cache) in (PlainCache, RingCache, ArraysCache)
         if not is_supported or (type(cache) is RingCache and cache.keep):
-            raise KVTransferFailed(f"MLX keeps a layer as {type(cache).__name__}, which is not transferred")
+            raise KVTransferFailed(f"MLX keeps a layer as {type(cache).__name__}, which Kvasir can't transfer")
     attending = [cache for cache in caches if type(cache) is not ArraysCache]
     forms = {(cache.keys.shape[1], cache.keys.shape[3], cache.keys.dtype) for cache in attending}
     forms |= {(cache.values.shape[1], cache.values.shape[3], cache.values.dtype) for cache in attending}
@@ -41,11 +41,13 @@ def observed_layout(caches: Sequence[Any]) -> KVLayout:
     if len(forms) != 1 or len(windows) > 1 or len(states) > 1:
         raise KVTransferFailed("the model's layers have keys, values, windows or states of different sizes")
     if all(type(cache) is RingCache for cache in attending):
-        raise KVTransferFailed("all attention layers have a sliding window, so blocks would be empty")
+        raise KVTransferFailed(
+            "every attention layer has a sliding window, so Kvasir would have no KV blocks to transfer"
+        )
     kv_heads, head_dim, dtype = forms.pop()
     names = [name for name, mlx_type in _TYPES.items() if mlx_type == dtype]
     if not names:
-        raise KVTransferFailed(f"MLX keeps keys and values as {dtype}, which is not transferred")
+        raise KVTransferFailed(f"MLX keeps keys and values as {dtype}, which Kvasir can't transfer")
     window_layers = tuple(index for index, cache in enumerate(caches) if type(cache) is RingCache)
     plain = KVLayout(len(caches), kv_heads, head_dim, names[0], windows.pop() if windows else 0, window_layers)
     for columns, matrix in states:

@@ -127,7 +127,7 @@ class OllamaEngine(TextOnly[OllamaServer]):
         """See DecodesText. Also raises ContextExceeded for a prompt that was cut, which is known only at the end."""
         start = time.monotonic()
         if self._drops_system and any(part.role == "system" for part in prompt):
-            raise InvalidPrompt(f"the chat template that Ollama has for {self._model} prints no system message")
+            raise InvalidPrompt(f"Ollama's chat template for {self._model} leaves out system messages")
         self._check_capacity(sampling)
         answer = StreamedText(start, on_text)
         last = None

@@ -116,7 +116,9 @@ class _NeverCut(httpx.AsyncHTTPTransport):
         request.headers["accept-encoding"] = "identity"
         response = await super().handle_async_request(request)
         if response.headers.get("content-encoding", "identity") != "identity":
-            raise EngineUnavailable("Ollama sent a compressed answer, which was not asked for")
+            raise EngineUnavailable(
+                "Ollama compressed its answer, although Kvasir asked for an answer without compression"
+            )
         by_lines = "ndjson" in response.headers.get("content-type", "")
         response.stream = _Bounded(response.stream, by_lines)
         return response

@@ -43,7 +43,7 @@ def open_engine(options: EngineOptions) -> "OpenAIEngine":
         except EngineUnavailable as error:
             raise startup_error(error, bool(options.api_key)) from None
         except DeadLetter as error:
-            raise ConfigError(f"the server at {base} refused a sample of a few hundred tokens: {error}") from None
+            raise ConfigError(f"the server at {base} refused a test prompt of a few hundred tokens: {error}") from None
 
 
 def look_up(options: EngineOptions) -> tuple[str, bool]:

@@ -203,8 +203,8 @@ class OpenAIServer(RemoteServer):
         """Runs before each request to a host name, which may now resolve to another address than before."""
         if not self._may_be_called and (external_host := await asyncio.to_thread(outside, self.host)):
             raise Outside(
-                f"{external_host} is outside private networks, or can't be found: prompts go there only with "
-                "allow_external = true"
+                f"{external_host} is outside private networks, or can't be found: set allow_external = true to let "
+                "prompts go there"
             )
 
     def _translate_error(self, error: BaseException) -> KvasirError:

@@ -283,7 +283,9 @@ class SimulatedEngine:
             return 0
         cache.require_part_of(len(tokens), min_evaluated=min_evaluated)
         if cache.layout != self._layout:
-            raise KVTransferFailed(f"the KV cache has the layout {cache.layout}, but this model has {self._layout}")
+            raise KVTransferFailed(
+                f"the KV cache has the layout {cache.layout}, but the model has the layout {self._layout}"
+            )
         chain, bits = _chain(tokens), self._pattern.dtype
         for block in cache.blocks:
             expected = self._data(chain[block.start : block.end])
@@ -323,8 +325,8 @@ def _check_model(model: SimulatedModel) -> SimulatedModel:
             raise ConfigError(f"{name} of the simulated engine must be at least {low}, not {getattr(model, name)}")
     if model.recurrent >= model.layers > 0:
         raise ConfigError(
-            f"at least one of the {model.layers} layers of the simulated engine must attend, but {model.recurrent} "
-            "are recurrent"
+            f"at least one of the {model.layers} layers of the simulated engine must be an attention layer, but "
+            f"{model.recurrent} are recurrent"
         )
     try:
         model.layout  # noqa: B018  evaluated only for its checks

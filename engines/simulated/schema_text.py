@@ -115,7 +115,7 @@ class _Generator:
         low = _bound(schema, f"min{what}", 0)
         high = _bound(schema, f"max{what}", max(low, usual_most))
         if low > high:
-            raise InvalidSchema(f"min{what} is {low}, more than max{what}, {high}")
+            raise InvalidSchema(f"min{what} ({low}) is greater than max{what} ({high})")
         return self._source.randint(low, min(high, max(low, most)))
 
     def _integer(self, schema: Mapping[str, Any], depth: int) -> int:
@@ -138,7 +138,7 @@ class _Generator:
     def _resolve(self, reference: Any) -> Any:
         target: Any = self._root
         if not isinstance(reference, str) or not reference.startswith("#"):
-            raise InvalidSchema(f"$ref {reference!r:.60} does not point into the schema itself")
+            raise InvalidSchema(f"$ref {reference!r:.60} must point to a place in the same schema")
         for step in reference[1:].split("/")[1:]:
             step = step.replace("~1", "/").replace("~0", "~")
             if not isinstance(target, Mapping) or step not in target:
@@ -175,7 +175,7 @@ def _implied_type(schema: Mapping[str, Any]) -> str:
 def _bound(schema: Mapping[str, Any], keyword: str, default: int) -> int:
     value = schema.get(keyword, default)
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise InvalidSchema(f"{keyword} must be a whole number from 0, not {value!r:.40}")
+        raise InvalidSchema(f"{keyword} must be a whole number of at least 0, not {value!r:.40}")
     return value
 
 

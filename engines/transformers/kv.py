@@ -40,7 +40,9 @@ def layout_of(past: DynamicCache) -> KVLayout:
         raise KVTransferFailed("the model's sliding windows differ in length")
     window_layers = tuple(index for index, layer in attending.items() if layer.is_sliding)
     if len(window_layers) == len(attending):
-        raise KVTransferFailed("all attention layers have a sliding window, so blocks would be empty")
+        raise KVTransferFailed(
+            "every attention layer has a sliding window, so Kvasir would have no KV blocks to transfer"
+        )
     kv_heads, head_dim, dtype = shapes.pop()
     columns, matrix = states.pop() if states else ((), ())
     try:
@@ -159,7 +161,9 @@ def as_numpy(tensor: torch.Tensor) -> Array:
 
 def _shape(index: int, layer: Any) -> tuple[int, int, DType]:
     if not isinstance(layer.keys, torch.Tensor) or layer.keys.ndim != 4 or layer.keys.shape != layer.values.shape:
-        raise KVTransferFailed(f"layer {index} ({type(layer).__name__}) does not keep keys and values of one shape")
+        raise KVTransferFailed(
+            f"layer {index} ({type(layer).__name__}) must keep keys and values of the same shape, but does not"
+        )
     names = [name for name, kind in TORCH_TYPES.items() if layer.keys.dtype is kind is layer.values.dtype]
     if not names:
         raise KVTransferFailed(

@@ -122,7 +122,9 @@ class TorchModel:
         observed_layout = torch_kv.layout_of(run.past)
         stated_layout = hf_weights.layout_of(folder, observed_layout.dtype)
         if observed_layout != stated_layout:
-            raise KVTransferFailed(f"PyTorch's KV cache is {observed_layout}, but config.json states {stated_layout}")
+            raise KVTransferFailed(
+                f"PyTorch's KV cache has the layout {observed_layout}, but config.json states {stated_layout}"
+            )
         return observed_layout
 
     def ropes(self, folder: HFFolder) -> tuple[Rope, ...]:
@@ -210,8 +212,8 @@ def _load(weights: Weights) -> Any:
     missing_tensors = sorted(report["missing_keys"])
     if missing_tensors:
         raise ConfigError(
-            f"{weights.folder.path} lacks {len(missing_tensors)} of the model's tensors, "
-            f"{missing_tensors[0]!r} among them"
+            f"{weights.folder.path} is not complete: it lacks {len(missing_tensors)} of the model's tensors, "
+            f"for example {missing_tensors[0]!r}"
         )
     try:
         return model.eval().to(weights.device)

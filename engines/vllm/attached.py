@@ -64,7 +64,7 @@ class AttachedServer(Conversation):
     def __init__(self, url: str, shared_folder: Path, api_key: str = "") -> None:
         """Returns once the server has shown what it serves. Raises ConfigError, which says what to do."""
         if not shared_folder.is_dir():
-            raise ConfigError(f"there is no folder {shared_folder}; worker and vLLM must share one")
+            raise ConfigError(f"there is no folder {shared_folder}; the worker and vLLM must share a folder")
         super().__init__(shared_folder)
         self._server = LlamaServer(url, "vLLM", api_key)
         self._events = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
@@ -191,13 +191,13 @@ class AttachedServer(Conversation):
             description = (answer.get("kv_transfer_params") or {}).get(events.NAME)
             if not isinstance(description, dict):
                 raise ConfigError(
-                    f"{self._server.url} serves without Kvasir's connector, or with one of an older release: "
-                    f"{COMMAND} writes it, and says how to start vLLM with it"
+                    f"vLLM at {self._server.url} runs without Kvasir's connector, or with an old connector: run "
+                    f"{COMMAND}, which writes the connector and says how to start vLLM with it"
                 )
             if description.get("version") != events.VERSION:
                 raise ConfigError(
-                    f"the connector in {self._server.url} speaks version {description.get('version')}, and this "
-                    f"release {events.VERSION}: write it again ({COMMAND}), and restart vLLM"
+                    f"the connector in {self._server.url} speaks version {description.get('version')}, but this "
+                    f"release speaks version {events.VERSION}: run {COMMAND}, then restart vLLM"
                 )
             with suppress(Empty):
                 return self._learn_layout(description, inbox.get_nowait())
@@ -214,14 +214,14 @@ class AttachedServer(Conversation):
     def _learn_layout(self, description: Message, message: Message) -> tuple[Message, Array]:
         """What the connector reported about the greeting's KV cache. Raises ConfigError."""
         if message["op"] == "failed":
-            raise ConfigError(f"the connector in {self._server.url} refuses: {message['why']}")
+            raise ConfigError(f"the connector in {self._server.url} can't work with this vLLM: {message['why']}")
         try:
             layout = layout_seen(message["shape"])
             with self.open_file(message["file"]) as file:
                 shape = layout.block_shape(len(_GREETING))  # only these bytes are read, however long the file is
                 numbers = cast(np.fromfile(file, layout.numpy_type, int(np.prod(shape))), layout.dtype, "f32")
         except (TypeError, ValueError, OSError, InvalidMessage) as error:
-            raise ConfigError(f"{self._server.url} gives its KV cache in an unknown form: {error}") from None
+            raise ConfigError(f"vLLM at {self._server.url} sends its KV cache in an unknown form: {error}") from None
         finally:
             self.remove_file(message["file"])
         self._block = layout.block_tokens
@@ -254,7 +254,7 @@ class AttachedServer(Conversation):
             np.linalg.norm(numbers - self._numbers) <= _TOLERANCE * np.linalg.norm(self._numbers)
         )
         if served_model != expected or not is_alike:
-            raise ConfigError("it serves another model now: restart the worker to use the new model")
+            raise ConfigError("vLLM serves another model now: restart the worker to use the new model")
         self.served_model = served_model
         _log.warning("%s is there again", self._server.url)
         self._up.set()

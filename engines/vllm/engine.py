@@ -74,8 +74,8 @@ def attach(options: EngineOptions) -> "VLLMEngine":
         _require_same_model(folder, served_model["sizes"])
         if options.context > served_model["context"]:
             raise ConfigError(
-                f"{options.weights} holds {served_model['context']:,} tokens, not {options.context:,}: "
-                "restart it with a larger --max-model-len"
+                f"the context of {options.weights} holds only {served_model['context']:,} tokens, not "
+                f"{options.context:,}: restart vLLM with a larger --max-model-len"
             )
         options = replace(options, context=options.context or served_model["context"])
         return VLLMEngine(folder, HFPrompt(folder.path), server, _layout(folder), options)
@@ -118,7 +118,7 @@ class VLLMEngine(FolderEngine):
         except (TypeError, InvalidMessage) as error:
             raise ConfigError(f"vLLM keeps its KV cache in an unknown shape: {error}") from None
         if observed_layout != layout:
-            raise ConfigError(f"vLLM's KV cache is {observed_layout}, but config.json states {layout}")
+            raise ConfigError(f"vLLM's KV cache has the layout {observed_layout}, but config.json states {layout}")
         num_logits = int(folder.text["vocab_size"])
         super().__init__(prompt, num_logits)
         self.host = host
@@ -341,7 +341,7 @@ def gapless_replies(replies: Iterable[Message], first: int, length: int, window:
         elif message["op"] == "done":
             has_gap = position < length or window
         if has_gap:
-            raise EngineUnavailable("vLLM's connector gave out a KV cache with a gap")
+            raise EngineUnavailable("the KV cache from vLLM's connector has a gap")
         yield message
 
 
@@ -357,16 +357,18 @@ def _layout(folder: HFFolder) -> KVLayout:
     """The model's layout. Raises ConfigError, which says why this engine can't load the model."""
     dtype = folder.dtype or str(folder.text.get("dtype") or folder.text.get("torch_dtype") or "")
     if dtype not in DTYPES:
-        raise ConfigError(f"{folder.path / 'config.json'} states the dtype {dtype!r:.40}; add ?dtype=bfloat16")
+        raise ConfigError(
+            f"{folder.path / 'config.json'} states the unsupported dtype {dtype!r:.40}; add ?dtype=bfloat16 to weights"
+        )
     if not folder.config.get("architectures"):
         raise ConfigError(f"{folder.path / 'config.json'} states no architectures; vLLM needs them to load a model")
     advice = "; run it with the llamacpp, mlx or transformers engine"
     try:
         layout = layout_of(folder, DTYPES[dtype])
     except KVTransferFailed as error:
-        raise ConfigError(f"the vllm engine does not load {folder.path}: {error}{advice}") from None
+        raise ConfigError(f"the vllm engine can't load {folder.path}: {error}{advice}") from None
     if layout.state_layers:
-        raise ConfigError(f"the vllm engine does not load {folder.path}: it has layers with a recurrent state{advice}")
+        raise ConfigError(f"the vllm engine can't load {folder.path}: it has layers with a recurrent state{advice}")
     return layout
 
 
@@ -408,7 +410,7 @@ def _ropes(folder: HFFolder) -> tuple[Any, ...]:
     try:
         return tuple(stated_rope(folder.text, kind) for kind in kinds)
     except KVTransferFailed as error:
-        raise ConfigError(f"the vllm engine does not load {folder.path}: {error}") from None
+        raise ConfigError(f"the vllm engine can't load {folder.path}: {error}") from None
 
 
 def _require_same_model(folder: HFFolder, sizes: dict[str, Any]) -> None:
@@ -416,4 +418,6 @@ def _require_same_model(folder: HFFolder, sizes: dict[str, Any]) -> None:
     for name, size in sizes.items():
         if size is not None and folder.text.get(name) not in (None, size):
             statement = f"{folder.path} states {folder.text[name]}"
-            raise ConfigError(f"vLLM serves another model than weights say: its {name} is {size}, but {statement}")
+            raise ConfigError(
+                f"vLLM serves a different model from the one in weights: its {name} is {size}, but {statement}"
+            )

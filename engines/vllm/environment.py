@@ -86,9 +86,9 @@ def find() -> Environment:
 def install(cuda: bool, say: Callable[[str], None]) -> Environment:
     """Create the environment. Raises ConfigError with pip's last output."""
     if platform.system() != "Linux":
-        raise ConfigError("vLLM runs on Linux; on a Mac use the mlx engine")
+        raise ConfigError("vLLM runs only on Linux; on a Mac use the mlx engine")
     if os.environ.get(VARIABLE):
-        raise ConfigError(f"{VARIABLE} names another environment, which Kvasir does not change; unset it to make one")
+        raise ConfigError(f"{VARIABLE} names another environment, which Kvasir must not change; unset {VARIABLE} first")
     _run([sys.executable, "-m", "venv", "--clear", str(folder())])
     for requirement in _CUDA if cuda else _CPU:
         say(f"Installing {requirement}")

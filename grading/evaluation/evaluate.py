@@ -75,7 +75,7 @@ def evaluate(
         low, high = limits.get(id, (1, 0))
         if not low <= points <= high:
             raise EvaluationError(
-                f"{name!r}: {points} points are outside the rubric's range for {id or 'the whole'!r}; correct this row"
+                f"{name!r}: {points} points are outside the rubric's range for {id or 'the total'!r}; correct this row"
             )
 
     def pairs_of(first: Mapping[tuple[str, str], Points], second: Mapping[tuple[str, str], Points]) -> list[GradePair]:

@@ -33,8 +33,8 @@ def read_hand_grades(data: bytes, label: str, total_column: str = "") -> HandGra
     )
     if of_points < 0 or not students(sheet):
         raise EvaluationError(
-            f"{label} needs the columns submission, criterion, points and rater; or a column that names the "
-            "submission, and --column for the column of totals"
+            f"{label} needs the columns submission, criterion, points and rater. Instead of the last three columns, "
+            "it can have one column of totals, named with --column"
         )
     graded_rows = [number for number, row in enumerate(sheet.rows) if number and cell(row, of_points).strip()]
     grades = {

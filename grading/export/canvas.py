@@ -84,8 +84,8 @@ def export_canvas(
     graded_class, grades = final_grades(folder, include_unreviewed)
     if gradebook is None:
         raise ExportError(
-            "the gradebook is missing, and only it says which student gets which grade: export it from Canvas "
-            "(Grades, Export) and name it with --gradebook"
+            "the gradebook is missing, and no other file says which student gets which grade: export the gradebook "
+            "from Canvas (Grades, Export) and name the file with --gradebook"
         )
     book = _read(gradebook, assignment.strip(), graded_class.title)
     factor, notes = _factor(book, graded_class.total, scale)
@@ -231,7 +231,7 @@ def _factor(book: _Gradebook, total: Points, scale: bool) -> tuple[Decimal, list
         )
         if not possible:
             raise ExportError(problem)
-        raise ExportError(f"{problem}, or let the points be scaled", "--scale")
+        raise ExportError(f"{problem}, or let the export scale the points", "--scale")
     return possible / exact(total), [f"points are scaled from {total} to {possible}"]
 
 

@@ -113,7 +113,7 @@ def _match_rows(rows: Iterable[_Row], graded_class: GradedClass, roster: Roster)
     count = len(times.keys() & set(submissions))
     if not count:
         problem = f"no submission of this class is {shorten_names(strangers)}" if strangers else "no row has a time"
-        raise ExportError(f"the table of times can't be used: {problem}; it needs the submissions' names or ids")
+        raise ExportError(f"the table of times can't be used: {problem}; the table needs the submissions' names or ids")
     others = f"{plural(len(strangers), 'row', 'is', 'are')} of no submission of this class: {shorten_names(strangers)}"
     return count, f"times: {others}" if strangers else ""
 

@@ -50,8 +50,8 @@ def export_moodle(
     """Fill grades and feedback comments into a downloaded grading worksheet. Raises ExportError, BatchError."""
     if worksheet is None:
         raise ExportError(
-            "the grading worksheet is missing, and Moodle imports only a worksheet that it made: download it "
-            "(Assignment, Download grading worksheet) and name it with --worksheet"
+            "the grading worksheet is missing, and Moodle imports only its own worksheets: download the file "
+            "(Assignment, Download grading worksheet) and name the file with --worksheet"
         )
     graded_class, grades = final_grades(folder, include_unreviewed)
     sheet = _read(worksheet)

@@ -85,7 +85,7 @@ def bound_of(folder: Path, sheet: Path | None = None, from_reviews: bool = False
     if changed_names := changed_submissions(draw, graded_class):
         raise BoundError(
             f"{plural(len(changed_names), 'grade')} changed since the sample was drawn (the first is that of "
-            f"{changed_names[0]!r}), so the sample says nothing about them. Draw again: "
+            f"{changed_names[0]!r}), so the sample says nothing about these grades. Draw again: "
             f"{next_command('bound', folder, '--draw', draw.size)}"
         )
     by_hand = (

@@ -210,8 +210,8 @@ def _refuse_second(folder: Path, graded_class: GradedClass) -> None:
     if earlier_draw and not changed_submissions(earlier_draw, graded_class) and _is_being_graded(folder):
         day = time.strftime("%Y-%m-%d %H:%M", time.localtime(earlier_draw.at))
         raise BoundError(
-            f"{folder} has a sample already: drawn by {earlier_draw.by} on {day}. A second sample of the same "
-            "grades would let you keep the better of the two, and then no bound would hold: grade the first sample"
+            f"{folder} has a sample already, drawn by {earlier_draw.by} on {day}: grade that sample. If you could "
+            "draw a second sample of the same grades and keep the better one, no bound would hold"
         )
 
 
@@ -309,8 +309,8 @@ def draw_more(folder: Path) -> Draw:
         record = load_draw(folder)
         if record.looks == len(record.plan.sizes):
             raise BoundError(
-                f"the draw planned only {record.size} grades. Each look makes the bound looser, so all "
-                "looks must be planned before the first: --draw 30,60"
+                f"the draw planned only {record.size} grades. Larger samples must be planned at the draw (--draw "
+                "30,60), because each further size makes the bound looser"
             )
         extended_record = replace(record, looks=record.looks + 1)
         _extend_sheet(folder, extended_record, _read_rows(folder / SHEET))
@@ -458,7 +458,7 @@ def entered_points(place: Path, draw: Draw, graded_class: GradedClass) -> dict[s
         if not name and not any(cells.values()):
             continue
         if ids.get(name) in cells_by_id:
-            raise BoundError(f"{place}: {name!r} has two rows; keep one")
+            raise BoundError(f"{place}: {name!r} has two rows; keep only one row")
         if name not in ids:
             if any(grade.submission == name for grade in graded_class.grades):
                 raise BoundError(
@@ -470,7 +470,7 @@ def entered_points(place: Path, draw: Draw, graded_class: GradedClass) -> dict[s
     missing_names = [name for name, id in ids.items() if id not in cells_by_id]
     if missing_names:
         raise BoundError(
-            f"{place}: rows are missing ({shorten_names(missing_names)}); each drawn submission must have one"
+            f"{place}: rows are missing ({shorten_names(missing_names)}); each drawn submission must have a row"
         )
     return cells_by_id
 
@@ -494,7 +494,7 @@ def points_in(place: str, text: str, bounds: tuple[Points, Points]) -> Points:
     except InvalidOperation:
         raise BoundError(f"{place}: {text!r} is not a number of points") from None
     if not (value.is_finite() and exact(bounds[0]) <= value <= exact(bounds[1])):
-        raise BoundError(f"{place}: points go from {bounds[0]} to {bounds[1]}, not {text}")
+        raise BoundError(f"{place}: points must be from {bounds[0]} to {bounds[1]}, not {text}")
     return plain(value)
 
 

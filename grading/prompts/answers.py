@@ -203,7 +203,7 @@ def parse_passage(text: str, likelihoods: Sequence[float] = ()) -> tuple[str, fl
     data = _load_object(text)
     _check_keys("the answer", data, ("quote", "addressed"))
     if data["addressed"] not in ("yes", "no"):
-        raise AnswerError(f"addressed is {data['addressed']!r:.40}, but must be 'yes' or 'no'")
+        raise AnswerError(f"'addressed' is {data['addressed']!r:.40}, but must be 'yes' or 'no'")
     quote = _text_field("the quote", data["quote"])
     likelihood = likelihoods[1] if len(likelihoods) == 2 else None
     is_addressed = data["addressed"] == "yes" if likelihood is None else likelihood >= 0.5
@@ -315,7 +315,7 @@ def _points(criterion: Criterion, value: Any) -> Points:
         if value == grid_points:
             return grid_points
     limits = f"{criterion.minimum} to {criterion.points} in steps of {criterion.step}"
-    raise AnswerError(f"points of {criterion.id!r} are {value!r:.40}; allowed are {limits}")
+    raise AnswerError(f"points of {criterion.id!r} must be {limits}, not {value!r:.40}")
 
 
 def _student_text(place: str, value: Any) -> str:

@@ -98,7 +98,7 @@ def _check(at: str, check_data: Any, criteria: set[str]) -> Check:
     kinds = [kind for kind in KINDS if isinstance(check_data, dict) and kind in check_data]
     if not isinstance(check_data, dict) or len(kinds) != 1 or set(check_data) - {*KINDS, "criterion"}:
         raise RubricError(
-            f"{at} must have exactly one of the keys {', '.join(KINDS)}. Only the key 'criterion' may stand beside it"
+            f"{at} must have exactly one of the keys {', '.join(KINDS)}. Beside it, only the key 'criterion' is allowed"
         )
     criterion, kind = check_data.get("criterion", ""), kinds[0]
     if criterion != "" and not (isinstance(criterion, str) and criterion in criteria):

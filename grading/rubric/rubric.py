@@ -278,7 +278,7 @@ def _check_values(file: str, data: Any, depth: int = 0) -> None:
     if depth > MAX_DEPTH:
         raise RubricError(f"{file}: {_TOO_DEEP}")
     if isinstance(data, int) and abs(data) >= 10**MAX_DIGITS:
-        raise RubricError(f"{file}: a number has more than {MAX_DIGITS} digits; the most points are {MAX_POINTS:,}")
+        raise RubricError(f"{file}: a number has more than {MAX_DIGITS} digits; points must be at most {MAX_POINTS:,}")
     for key in data if isinstance(data, dict) else ():
         if not isinstance(key, str):
             raise RubricError(f"{file}: the key {_quote(key)} must be text; put it in quotes")
@@ -313,7 +313,9 @@ def _parse_criteria(file: str, data: Any) -> tuple[Criterion, ...]:
         # Two ids must not differ only in case, because people would confuse the columns in a spreadsheet.
         first = first_numbers.setdefault(criterion.id.casefold(), number)
         if first != number:
-            raise RubricError(f"{file}: criteria {first} and {number} both have the id {criterion.id!r}; rename one")
+            raise RubricError(
+                f"{file}: criteria {first} and {number} both have the id {criterion.id!r}; change one of the ids"
+            )
     return criteria
 
 

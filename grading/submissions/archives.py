@@ -361,7 +361,7 @@ def _zip_entries(path: Path, archive: zipfile.ZipFile) -> list[ArchiveEntry]:
     if work_count > MAX_ZIP_MEMBERS:
         raise SubmissionError(
             f"{printable_path(path)} holds {work_count:,} files, but at most {MAX_ZIP_MEMBERS:,} are read; "
-            "remove files that are nobody's work"
+            "remove the files that are not submissions"
         )
     return [entry for entry in entries if not _is_clutter(entry.path)]
 

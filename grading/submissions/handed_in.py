@@ -40,7 +40,7 @@ class FileGroup:
             raise Unreadable(archives.too_many_files())
         paths = [entry.path for entry in self.entries if not entry.is_folder]
         if len(set(paths)) < len(paths):
-            raise Unreadable("two files have the same name; rename one")
+            raise Unreadable("two files have the same name; rename one of the files")
 
 
 def resolve(

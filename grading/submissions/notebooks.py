@@ -217,7 +217,7 @@ def _cells(notebook: Mapping[str, Any]) -> list[Any]:
     if isinstance(sheets, list):
         lists = [as_dict(sheet).get("cells") for sheet in sheets]
         return [_from_v3(cell) for cells in lists if isinstance(cells, list) for cell in cells]
-    raise Unreadable("not a notebook: it has no list of cells, as nbformat 3 and 4 have it")
+    raise Unreadable("not a notebook: it has no list of cells, which nbformat 3 and 4 require")
 
 
 def _from_v3(cell: Any) -> Any:

@@ -450,7 +450,9 @@ def _read_all(entries: list[ArchiveEntry], labels: list[str]) -> tuple[list[tupl
             del entry_bytes
             bytes_scanned += len(data) // {".ipynb": 4, ".docx": 16, ".pdf": 16}.get(suffix, 1)
             if bytes_scanned > MAX_FOLDER_BYTES:
-                raise Unreadable(f"left out, because the folder's text is longer than {MAX_FOLDER_BYTES // MIB} MiB")
+                raise Unreadable(
+                    f"it is left out, because the folder's text is longer than {MAX_FOLDER_BYTES // MIB} MiB"
+                )
             files.append((label, _parse(data, cut, entry.path, suffix)))
         except Unreadable as error:
             bytes_read += error.bytes_read

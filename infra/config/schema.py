@@ -130,7 +130,7 @@ def _line(name: str, value: str) -> None:
 def _place(name: str, value: str) -> None:
     """Check a file, or the place of weights. It must be one line without a password, since it is shown and logged."""
     if urls.may_hold_password(value) and not value.startswith(("ollama:", "llama-server:")):
-        raise InvalidMessage(f"{name} must not hold a password, because it would be shown and logged")
+        raise InvalidMessage(f"{name} must not hold a password, because Kvasir shows and logs {name}")
     _line(name, value)
     checks.readable(name, value)
 

@@ -133,7 +133,9 @@ class Settings:
         url, path = getattr(self.services, service), getattr(self.services, f"{service}_ca_file")
         origin = self.origin(f"services.{service}_ca_file")
         if url and path and url.partition("://")[0] not in schemes:
-            raise ConfigError(f"{origin}: a CA file is set, but the {service}'s URL is not {schemes[0]}://…")
+            raise ConfigError(
+                f"{origin}: a CA file is set, but the {service}'s URL does not begin with {schemes[0]}://"
+            )
         if url and path and not os.access(path, os.R_OK):
             raise ConfigError(f"{origin}: can't read the CA file {path}")
         return str(path) if url else ""

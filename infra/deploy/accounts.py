@@ -56,7 +56,7 @@ def passwords(settings: Settings, service: Service) -> Mapping[AccountRole, Secr
     if operator_secret is None or operator_secret.file is None:
         raise UsageError(
             f"the {service} has no password file: set {service}_password_file in [services] (deploy creates the file, "
-            "and one for each role beside it)"
+            "and a file for each role in the same folder)"
         )
     return {"operator": operator_secret, **{role: _role_secret(operator_secret, role) for role in _RESTRICTED_ROLES}}
 

@@ -39,7 +39,7 @@ class Remote:
     def __init__(self, machine: MachineSettings, ssh_config: Path | None = None) -> None:
         self.name = machine.name
         if not machine.host:
-            raise DeployFailed(f'{machine.name}: this machine has no host; set one in [machines."{machine.name}"]')
+            raise DeployFailed(f'{machine.name}: this machine has no host; set host in [machines."{machine.name}"]')
         options = ["-o", "BatchMode=yes", "-o", f"ConnectTimeout={_CONNECT_S}", "-o", "ServerAliveInterval=15"]
         if ssh_config:
             options += ["-F", str(ssh_config)]

@@ -122,7 +122,7 @@ def _addresses(url: str, name: str, default: int) -> tuple[list[str], int]:
     places = [urlsplit(address) for address in addresses(url)]
     hosts = [place.hostname for place in places if place.hostname]
     if not hosts:
-        raise ConfigError(f"services.{name} names no host for the machine with the role {name!r}: set its URL")
+        raise ConfigError(f"services.{name} names no host, but a machine has the role {name!r}: set a URL with a host")
     ports = {place.port or default for place in places}
     if len(ports) > 1:
         raise ConfigError(

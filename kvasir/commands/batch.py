@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from grading.grades import open_questions
-from grading.report.grades import SUMMARY_COLUMNS, one_line, summary, summary_rows
+from grading.report.grades import SUMMARY_COLUMNS, one_line, outcome_of, summary, summary_rows
 from grading.request import WHOLE_CLASS, GradeRequest, Selection
 from infra.config.next_command import next_command
 from infra.config.settings import Settings
@@ -67,8 +67,8 @@ def grade(
     settings = global_options.settings(models)
     request = class_run.request_from(settings, **request_options)
     if dry:
-        class_run.place_of(request, place)  # a dry run must report the same problems as a real run
-        return dry_run.show_dry_run(settings, request, as_json)
+        folder = class_run.place_of(request, place)  # a dry run must report the same problems as a real run
+        return dry_run.show_dry_run(settings, class_run.with_answers(request, folder), as_json)
     with (
         TerminalProgress(quiet) as progress,
         class_run.open_class(request, place, progress.say) as (batch, assignment),
@@ -210,7 +210,7 @@ def show_outcome(
         print_table(SUMMARY_COLUMNS, counted_rows, right=SUMMARY_COLUMNS[2:])
         print_groups(
             (
-                "can't be read" if grade.is_unreadable else "asked about" if text != grade.reason else grade.state,
+                "asked about" if text != grade.reason else outcome_of(grade).replace("unreadable", "can't be read"),
                 one_line(grade.display_name),
                 one_line(text),
             )

@@ -25,7 +25,10 @@ _ROWS = 100  # rows of the table; --json prints all
 _MESSAGE_CHARS = 100
 
 all_option = click.option(
-    "--all", "all_letters", is_flag=True, help="Select every dead letter; needed if nothing else selects any."
+    "--all",
+    "all_letters",
+    is_flag=True,
+    help="Select all dead letters. Required if you name no JOB, batch, model or error.",
 )
 
 
@@ -52,9 +55,13 @@ class _Filters:
 # Options that select letters.
 filter_options = combine_options(
     click.argument("jobs", nargs=-1, metavar="[JOB]..."),
-    click.option("--batch", default="", metavar="B", help="Select letters of this batch (its id or its folder)."),
-    click.option("--model", default="", metavar="M", help="Select letters of this model."),
-    click.option("--error", default="", metavar="CLASS", help="Select letters with this error class, such as Poison."),
+    click.option(
+        "--batch", default="", metavar="B", help="Select the dead letters of this batch. B is its id or folder."
+    ),
+    click.option("--model", default="", metavar="M", help="Select the dead letters of this model."),
+    click.option(
+        "--error", default="", metavar="CLASS", help="Select the dead letters with this error class, such as Poison."
+    ),
     group_options(filters=_Filters),
 )
 

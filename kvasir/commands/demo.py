@@ -56,7 +56,7 @@ def demo(context: click.Context, out: Path) -> int:
             "this installation does not contain the demo: run it in a checkout, or install a wheel built in a checkout"
         )
     if command := entries()["llamacpp"].install_command():
-        raise ConfigError(f"llama.cpp is missing, which the demo's model needs: {command}")
+        raise ConfigError(f"the demo's model needs llama.cpp, which is missing: {command}")
     files = {option: HOMEWORK / name for option, name in INPUTS.items()}
     say(
         "A tiny model grades a made-up class: prefill, KV transfer and decode, all in this process.\n"

@@ -73,16 +73,16 @@ class Site:
 
 @click.command("deploy")
 @click.argument("verb", type=click.Choice(VERBS), default="install")
-@click.option("--machine", "names", multiple=True, metavar="NAME", help="Deploy to this machine only; may be repeated.")
+@click.option("--machine", "names", multiple=True, metavar="NAME", help="Deploy only to this machine; can be repeated.")
 @ssh_config_option
 @click.option(
     "--wheel",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="Install Kvasir from this wheel [default: build one].",
+    help="Install Kvasir from this wheel [default: a newly built wheel].",
 )
 @click.option("--services", is_flag=True, help="Set up the broker and the store instead of the workers.")
-@click.option("--with-weights", is_flag=True, help="Also copy the workers' weights, which lie beside kvasir.toml.")
-@click.option("--dry-run", is_flag=True, help="Print all steps and files without doing anything; contact no machine.")
+@click.option("--with-weights", is_flag=True, help="Also copy the models' weights that lie in kvasir.toml's folder.")
+@click.option("--dry-run", is_flag=True, help="Print all steps and files, and contact no machine.")
 @click.pass_obj
 def deploy(
     global_options: Globals,
@@ -128,7 +128,7 @@ def _machines_for(settings: Settings, names: Sequence[str], services: bool) -> l
         m for m in select_machines(settings, names) if (service_units(m, settings) if services else units_of(m))
     ]
     if not machines and services:
-        raise UsageError("no machine in the configuration runs a service: give one the role broker or store")
+        raise UsageError("no machine in the configuration runs a service: give a machine the role broker or store")
     if not machines:
         raise UsageError(
             "no machine in the configuration runs a worker or a gateway: "
@@ -140,7 +140,9 @@ def _machines_for(settings: Settings, names: Sequence[str], services: bool) -> l
 def _config_file(global_options: Globals) -> Path:
     path = global_options.config or Path("kvasir.toml")
     if not path.is_file():
-        raise UsageError(f"{path}: deploy copies one configuration file to every machine; name that file with --config")
+        raise UsageError(
+            f"{path} is not a file: pass --config with the configuration file that deploy copies to every machine"
+        )
     return path
 
 

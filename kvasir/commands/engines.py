@@ -139,7 +139,7 @@ def _entry_json(entry: EngineEntry) -> dict[str, Any]:
     is_flag=False,
     flag_value=EVERY_MODEL,
     metavar="[MODEL]",
-    help=("Send a job of 2,000 tokens to each live pair of workers of this model [default: of each served model]."),
+    help="Test each pair of live workers of this model with a job of 2,000 tokens [default: all served models].",
 )
 @click.option(
     "--wait",
@@ -148,7 +148,7 @@ def _entry_json(entry: EngineEntry) -> dict[str, Any]:
     default=300.0,
     show_default=True,
     metavar="SECONDS",
-    help="Stop --try if the answers take longer than this.",
+    help="Wait up to this many seconds for the answers to --try.",
 )
 @json_option
 @click.pass_obj

@@ -65,7 +65,7 @@ class _Drawing:
     "--draw",
     type=_Numbers(int),
     metavar="N[,N…]",
-    help="Draw N grades for you to grade by hand. Several numbers, such as 40,80, plan several looks (--more).",
+    help="Draw N grades for you to grade by hand. With 40,80 you draw 40 grades, and --more can add 40 later.",
 )
 @click.option(
     "--within", type=Number(0), metavar="POINTS", help="Ignore differences of up to this many points [default: 1]."
@@ -74,7 +74,7 @@ class _Drawing:
     "--at-most",
     type=Number(),
     metavar="PERCENT",
-    help="Promise that at most this percentage of unseen grades differ [default: 20].",
+    help="Set the promise: at most this percentage of unseen grades would differ from yours [default: 20].",
 )
 @click.option(
     "--confidence", type=Number(), metavar="PERCENT", help="Set the confidence of the bound, in percent [default: 90]."
@@ -82,22 +82,32 @@ class _Drawing:
 @click.option(
     "--signal",
     type=click.Choice(list(SIGNALS)),
-    help="Choose the measure of a grade's doubt [default: reasons].",
+    help="Choose how to measure the doubt about a grade [default: reasons].",
 )
 @click.option(
     "--thresholds",
     type=_Numbers(float),
     metavar="X[,X…]",
-    help="Try up to 5 levels of doubt. At each level, you would read only the grades with more doubt.",
+    help="Compare up to 5 thresholds. A person would read each grade whose doubt is above the threshold.",
 )
-@click.option("--strata", type=path, help="Read a CSV (submission, part) and draw a sample for each part.")
+@click.option(
+    "--strata",
+    type=path,
+    help="Draw a sample from each part of the class. The CSV has the columns submission and part.",
+)
 @click.option("--by", metavar="NAME", help="Record who draws the sample [default: the login name].")
-@click.option("--more", is_flag=True, help="Begin the next planned look: add rows to the sheet for you to fill in.")
+@click.option(
+    "--more",
+    is_flag=True,
+    help="Enlarge the sample to the next size of --draw: add rows to the sheet for you to fill in.",
+)
 @click.option(
     "--sheet", type=path, help=f"Read the hand grades from this sheet [default: {SHEET} in the folder BATCH]."
 )
 @click.option(
-    "--reviews", is_flag=True, help="Use the desk's reviews since the draw as hand grades; they are not blind."
+    "--reviews",
+    is_flag=True,
+    help="Use the desk's reviews since the draw as hand grades. Reviewers have seen the model's points.",
 )
 @click.option(
     "--section", "other_classes", type=path, multiple=True, help="Compare this class with the class in another folder."
@@ -142,7 +152,9 @@ def _refuse_drawing(drawing: _Drawing) -> None:
         f"--{field.name.replace('_', '-')}" for field in fields(drawing) if getattr(drawing, field.name) is not None
     ]
     if drawing_options:
-        raise BoundError(f"{', '.join(drawing_options)} needs --draw: the promise is fixed before anybody grades")
+        raise BoundError(
+            f"{', '.join(drawing_options)} can be set only with --draw: the promise is fixed before anybody grades"
+        )
 
 
 # --- the draw ---

@@ -29,13 +29,20 @@ PAGE = "evaluation.html"
 
 @click.command("evaluate")
 @click.argument("folder", type=path)
-@click.option("--grades", type=path, help="Read hand grades from this CSV: submission, criterion, points, rater.")
 @click.option(
-    "--column", default="", metavar="NAME", help="Read totals from this column of --grades, for example in a gradebook."
+    "--grades", type=path, help="Read hand grades from this CSV with columns submission, criterion, points, rater."
 )
-@click.option("--reviews", is_flag=True, help="Use the desk's reviews as hand grades; they are not blind.")
 @click.option(
-    "--compare", type=path, help="Compare with another batch of the same class, to show by how much FOLDER is better."
+    "--column",
+    default="",
+    metavar="NAME",
+    help="Read totals from this column of the --grades file, such as a gradebook.",
+)
+@click.option(
+    "--reviews", is_flag=True, help="Use the desk's reviews as hand grades. Reviewers have seen the model's points."
+)
+@click.option(
+    "--compare", type=path, help="Show whether FOLDER or this batch of the same class agrees better with hand grades."
 )
 @click.option(
     "--within",
@@ -45,13 +52,16 @@ PAGE = "evaluation.html"
     help="Count a grade as wrong if it is off by more points than this [default: 1].",
 )
 @click.option(
-    "--watts", type=Number(0), default=0, help="Set the power that all machines draw together, to compute the energy."
+    "--watts",
+    type=Number(0),
+    default=0,
+    help="Compute the energy from the power (in watts) that all machines draw together.",
 )
 @click.option(
-    "--model", "models", multiple=True, metavar="M", help="Grade the work in FOLDER with this model; may be repeated."
+    "--model", "models", multiple=True, metavar="M", help="Grade the work in FOLDER with this model; can be repeated."
 )
 @click.option("--rubric", type=path, help="Use this rubric when --model grades the work.")
-@click.option("--solution", type=path, help="Show the models this reference solution.")
+@click.option("--solution", type=path, help="Put this reference solution into the models' prompts.")
 @examples_option
 @json_option
 @click.pass_obj
@@ -75,7 +85,7 @@ def evaluate_command(
     --model, FOLDER holds submissions: each model grades them in a separate batch. Writes evaluation.html.
     """
     if bool(grades) == reviews:
-        raise EvaluationError("there is nothing to compare these grades with: pass --grades FILE, or --reviews")
+        raise EvaluationError("name the hand grades to compare with: pass --grades FILE, or --reviews, but not both")
     batches = [_grade(global_options, folder, model, request_options) for model in models] or [folder]
     by_hand = read_hand_grades(bytes_of(grades) or b"", str(grades), column) if grades else reviewed_grades(batches[0])
     settings, reports = global_options.settings(), []

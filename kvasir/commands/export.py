@@ -11,6 +11,7 @@ import click
 from grading import export as out
 from grading.export import Choices, ExportFile, ExportFormat, SinceLast
 from grading.report.grades import load_graded
+from grading.roster import kept_files
 from grading.tables import MAX_BYTES
 from infra.config.next_command import next_command
 from kvasir import class_run
@@ -51,13 +52,13 @@ def _format_options(function: F) -> F:
     help="Choose what to write.",
 )
 @_format_options
-@click.option("--times", type=path, help="Read a CSV with submission and submitted_at, if the rubric has a late rule.")
+@click.option("--times", type=path, help="Read times for the late rule from this CSV (submission, submitted_at).")
 @click.option("--include-unreviewed", is_flag=True, help="Include grades that still need review.")
 @click.option(
-    "--yes", is_flag=True, help="Don't ask before replacing grades, or before exporting a class that looks doubtful."
+    "--yes", is_flag=True, help="Export without asking, even if grades are replaced or the class looks doubtful."
 )
-@click.option("--dry-run", is_flag=True, help="Only show what changed since the last export; write no file.")
-@click.option("--to", type=path, help="Write to this file or folder [default: in the folder BATCH].")
+@click.option("--dry-run", is_flag=True, help="Show what changed since the last export, and write no file.")
+@click.option("--to", type=path, help="Write to this file or folder [default: a file in the folder BATCH].")
 @click.pass_obj
 def export(
     global_options: Globals,
@@ -130,10 +131,14 @@ def _print_changes(since: SinceLast) -> None:
 
 
 def _bring_up_to_date(global_options: Globals, batch: Path) -> None:
-    """Write grades.json from the current journal, if it is newer and the class's work can be read."""
+    """Write grades.json from the current journal and answers, if they are newer and the class's work can be read."""
     batches.batch_id(batch)  # raises BatchError if the folder holds no batch
     grades_file, journal = batch / "grades.json", batch / "results.jsonl"
-    if grades_file.is_file() and journal.is_file() and grades_file.stat().st_mtime_ns > journal.stat().st_mtime_ns:
+    if (
+        grades_file.is_file()
+        and journal.is_file()
+        and grades_file.stat().st_mtime_ns > max(path.stat().st_mtime_ns for path in (journal, *kept_files(batch)))
+    ):
         return
     try:
         note = class_run.look(global_options.settings(), batch).note
@@ -197,7 +202,7 @@ def _check_replaceable(target: Path, batch: Path, export_file: ExportFile, sourc
     with open_ordinary(target) as file:
         begins = file.read(_BEGINNING).removeprefix(BOM_UTF8)
     if begins and _first(begins) != _first(export_file.data.removeprefix(BOM_UTF8)):
-        raise out.ExportError(f"{target} holds something else than an export: delete it, or {hint}")
+        raise out.ExportError(f"{target} holds something other than an export: delete the file, or {hint}")
 
 
 def _first(data: bytes) -> bytes:

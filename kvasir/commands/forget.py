@@ -46,7 +46,7 @@ def forget(global_options: Globals, batch: Path, yes: bool) -> int:
     with ExitStack() as stack:
         for folder in (batch, *_rounds(batch, name)):
             if grading_work(folder).is_alive or dry_run_work(folder).is_alive:
-                raise BatchError(f"another process is working on {folder}: stop it first, or wait for it")
+                raise BatchError(f"another process is working on {folder}: stop that process, or wait until it ends")
             # While the batch is open here, no other process can work on it.
             job_ids |= stack.enter_context(Batch(folder)).every_job()
         if is_batch and is_cluster(settings):
@@ -98,7 +98,9 @@ def _forget_in_cluster(global_options: Globals, settings: Settings, batch_id: st
             DeadLetters(client.broker).close()
         # Some logins, such as a producer's, have no right to delete. Say so before anything is deleted.
         except ConfigError as error:
-            raise ConfigError(f"nothing was deleted, because only the operator may forget a batch: {error}") from None
+            raise ConfigError(
+                f"nothing was deleted, because only the operator is allowed to forget a batch: {error}"
+            ) from None
         client.cancel(batch_id)
         say(f"results that nobody had fetched: {_discard_results(client, batch_id)}")
         with DeadLetters(client.broker) as graveyard:

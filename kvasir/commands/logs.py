@@ -63,7 +63,7 @@ def _seconds(_context: click.Context, _parameter: click.Parameter, value: str) -
     "--job", "of_job", default="", metavar="ID", help="Show only this job's lines, from all machines, in order of time."
 )
 @click.option(
-    "--batch", "of_batch", default="", metavar="ID", help="Show only this batch's lines (its id or its folder)."
+    "--batch", "of_batch", default="", metavar="ID", help="Show only the lines of this batch. ID is its id or folder."
 )
 @click.option(
     "--since",
@@ -71,7 +71,7 @@ def _seconds(_context: click.Context, _parameter: click.Parameter, value: str) -
     default="",
     metavar="TIME",
     callback=_seconds,
-    help="Show only lines of the last 90s, 10m, 2h or 1d.",
+    help="Show only lines that are at most this old, such as 90s, 10m, 2h or 1d.",
 )
 @ssh_config_option
 @click.pass_obj
@@ -96,7 +96,7 @@ def logs(
     settings, failures = global_options.settings(), set[str]()
     looks_for = lines_with(of_job, id_or_folder(of_batch), since_s=since_s)
     if looks_for and follow:
-        raise UsageError("--follow shows only new lines: leave it out, or leave out --job, --batch and --since")
+        raise UsageError("--follow can't be used with --job, --batch or --since, because it shows only new lines")
     if looks_for:
         for name, line in lines_in_order(settings, looks_for, ssh_config, failures, machines):
             click.echo(f"{name} | {as_console_line(line)}")

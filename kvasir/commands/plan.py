@@ -52,8 +52,12 @@ _ASSUMPTIONS = (
     help="Set the mean number of tokens in a feedback model's answer.",
 )
 @click.option("--no-steal", is_flag=True, help="Plan without stealing: decode workers serve only their own model.")
-@click.option("--seed", type=int, default=0, show_default=True, help="Set the seed for random lengths.")
-@click.option("--chart", type=path, metavar="FILE.svg", help="Write an SVG chart of each machine's working times.")
+@click.option(
+    "--seed", type=int, default=0, show_default=True, help="Set the seed for the random lengths of prompts and answers."
+)
+@click.option(
+    "--chart", type=path, metavar="FILE.svg", help="Write an SVG chart of each machine's working times to this file."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 @group_options(models=Models)
 @click.pass_obj

@@ -23,7 +23,7 @@ from producers.words import plural
     "--from",
     "request_file",
     type=path,
-    help="Read requests from this CSV: submission (or student_id), request, criterion.",
+    help="Read requests from this CSV with columns submission (or student_id), request, criterion.",
 )
 @click.option("--answer", "request_id", metavar="ID", help="Answer this request with --reply.")
 @click.option("--reply", metavar="TEXT", help="Tell the student this.")
@@ -45,13 +45,13 @@ def requests(
     rewritten (requests.jsonl). The exit code is 1 while a request waits for its reply.
     """
     if (request_id is None) != (reply is None):
-        raise UsageError("give --answer (the request) together with --reply (the text for the student)")
+        raise UsageError("--answer and --reply must be given together: the request's id, and the text for the student")
     _, grades = out.final_grades(batch)
     by_item = {final.grade.id: final for final in grades}
     account_name = by or account()
     data = bytes_of(request_file)
     if data is not None:
-        new_requests, remark = out.requests_from(data, grades, account_name)
+        new_requests, remark = out.requests_from(batch, data, grades, account_name)
         new_count = out.add_requests(batch, new_requests)
         if remark:
             say(remark, stderr)
@@ -77,7 +77,9 @@ def requests(
 def _save_reply(batch: Path, request_id: str, reply: str, by_item: dict[str, FinalGrade], account_name: str) -> None:
     request = next((request for request in out.read_requests(batch) if request.id == request_id), None)
     if request is None:
-        raise UsageError(f"there is no request {request_id!r}; list them with {next_command('requests', batch)}")
+        raise UsageError(
+            f"there is no request {request_id!r}; list the requests with {next_command('requests', batch)}"
+        )
     final = by_item.get(request.item_id)
     out.save_reply(batch, request, reply, out.points_of(final, request.criterion_id) if final else None, account_name)
     if request.answer:

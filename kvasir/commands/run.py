@@ -25,11 +25,11 @@ from producers.words import plural
 
 @click.command()
 @click.argument("prompts", type=path)
-@click.option("--model", metavar="M", default="", help="Use this model for lines that name none.")
+@click.option("--model", metavar="M", default="", help="Use this model for lines that name no model.")
 @click.option(
     "--max-tokens",
     type=click.IntRange(1),
-    help="Limit an answer to this many tokens if its line sets no limit [default: the model's].",
+    help="Limit answers to this many tokens where a line sets no limit [default: the model's limit].",
 )
 @click.option(
     "--out", type=path, help="Put the batch into this folder [default: a folder in results/ named after PROMPTS]."
@@ -83,7 +83,7 @@ def run(
 def _model_resolver(settings: Settings, default: str, max_tokens: int | None) -> Callable[[str], Defaults]:
     def resolve(name: str) -> Defaults:
         if not name:
-            raise ConfigError("no model is named: add one to the line, or pass --model")
+            raise ConfigError("no model is named: add a model to the line, or pass --model")
         model_settings = settings.model(resolve_model(settings, name))
         return Defaults(
             model_settings.name,

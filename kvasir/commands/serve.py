@@ -36,7 +36,7 @@ _state = click.option(
     "--host",
     default="127.0.0.1",
     show_default=True,
-    help="Listen on this address; any address but loopback needs an API key (kvasir keys).",
+    help="Listen on this address. Any address except loopback needs an API key (kvasir keys).",
 )
 @click.option("--port", type=click.IntRange(0, 65535), default=8000, show_default=True)
 @click.option(
@@ -64,7 +64,7 @@ def serve(
     """
     settings = global_options.settings()
     if not all(importlib.util.find_spec(name) for name in ("fastapi", "uvicorn", "python_multipart")):
-        raise ConfigError("FastAPI is missing, which kvasir serve needs: pip install 'kvasir-inference[gateway]'")
+        raise ConfigError("kvasir serve needs FastAPI, which is missing: pip install 'kvasir-inference[gateway]'")
     from gateway import server
 
     served_models = {name: settings.model(name) for name in models or settings.models}

@@ -39,7 +39,7 @@ _HEADINGS = ("model", *(f"{stage} {place}" for stage in ("prefill", "decode") fo
 @click.argument("folders", nargs=-1, type=click.Path(path_type=Path))
 @click.option("--once", is_flag=True, help="Print one frame and exit.")
 @click.option(
-    "--every", type=Number(0.2), default=2.0, show_default=True, help="Draw a new frame after this many seconds."
+    "--every", type=Number(0.2), default=2.0, show_default=True, help="Refresh the screen at this interval, in seconds."
 )
 @click.pass_obj
 def top(global_options: Globals, folders: tuple[Path, ...], once: bool, every: float) -> int:

@@ -23,14 +23,14 @@ _UPLOAD_MB = 1024
     type=click.Path(path_type=Path, file_okay=False),
     default=Path("results/desk"),
     show_default=True,
-    help="Keep the assignments that the desk creates in this folder.",
+    help="Create new assignments in this folder.",
 )
 @click.option("--port", type=click.IntRange(0, 65535), default=8501, show_default=True)
 @click.option(
     "--host",
     default="127.0.0.1",
     show_default=True,
-    help="Listen on this address. The desk has no login: think before you change this.",
+    help="Listen on this address. The desk has no login, so anybody who reaches the address can use it.",
 )
 @click.pass_obj
 def ui(global_options: Globals, folders: tuple[Path, ...], home: Path, port: int, host: str) -> None:
@@ -40,7 +40,7 @@ def ui(global_options: Globals, folders: tuple[Path, ...], home: Path, port: int
     """
     settings = global_options.settings()  # report configuration errors here, not in the browser
     if importlib.util.find_spec("streamlit") is None:
-        raise ConfigError("Streamlit is missing, which kvasir ui needs: pip install 'kvasir-inference[ui]', or make ui")
+        raise ConfigError("kvasir ui needs Streamlit, which is missing: pip install 'kvasir-inference[ui]', or make ui")
     shown_folders = find_folders(home, folders)
     for folder in folders:
         if folder not in shown_folders:

@@ -24,9 +24,14 @@ def _hours(_context: click.Context, parameter: click.Parameter, value: str) -> H
 
 _worker_options = combine_options(
     click.option("--model", required=True, metavar="M", help="Serve the queue of this model."),
-    click.option("--engine", default="", metavar="E", help="Use this engine [default: the one set for the model]."),
+    click.option("--engine", default="", metavar="E", help="Use this engine [default: the engine set for the model]."),
     click.option("--weights", default="", metavar="W", help="Load these weights: a file, folder or URL."),
-    click.option("--context", type=click.IntRange(0), default=0, help="Limit prompt plus answer to this many tokens."),
+    click.option(
+        "--context",
+        type=click.IntRange(0),
+        default=0,
+        help="Limit the prompt and the answer together to this many tokens.",
+    ),
     click.option(
         "--grace",
         "grace_s",
@@ -41,7 +46,7 @@ _worker_options = combine_options(
         metavar="HH:MM-HH:MM",
         envvar="KVASIR_HOURS",
         callback=_hours,
-        help="Take jobs only in these hours of this machine's clock; separate several with commas [default: always].",
+        help="Take jobs only in these hours of local time. Separate several ranges with commas [default: always].",
     ),
     page_options,
     group_options(choice=EngineChoice, page=PageOptions),
@@ -63,7 +68,7 @@ def _decode_options(kv_cache_help: str) -> Callable[[F], F]:
             metavar="MODEL[,MODEL…]",
             envvar="KVASIR_STEAL",
             callback=lambda _context, _parameter, value: names_in(value),
-            help=("When idle, take jobs of these models if that saves time; 'all' means all configured models."),
+            help="When idle, take jobs of these models if that saves time; 'all' means all configured models.",
         ),
         click.option(
             "--memory",
@@ -72,7 +77,7 @@ def _decode_options(kv_cache_help: str) -> Callable[[F], F]:
             default=0.0,
             metavar="GB",
             envvar="KVASIR_MEMORY_GB",
-            help=("Limit the memory for the weights of all loaded models [default: 80% of this machine's memory]."),
+            help="Limit the weights of all loaded models to this many GB [default: 80% of this machine's memory].",
         ),
         group_options(decode=DecodeOptions),
     )
@@ -95,9 +100,9 @@ def _roles(_context: click.Context, _parameter: click.Parameter, value: str) -> 
     show_default=True,
     metavar="ROLE[,ROLE]",
     callback=_roles,
-    help="Take these roles for the model. Both roles share one copy of its weights.",
+    help="Serve the model in these roles. Both roles share one copy of the weights.",
 )
-@_decode_options("Keep up to this many GB of KV caches in memory: shared ones, and those that it prefilled.")
+@_decode_options("Keep up to this many GB of KV caches in memory: shared ones, and those of its own prefill.")
 @click.pass_obj
 def worker(global_options: Globals, /, roles: tuple[WorkerStage, ...], **options: Any) -> int:
     """Prefill a model's prompts and generate its answers, whichever is needed more. Stops on SIGTERM after its jobs."""

@@ -29,5 +29,5 @@ def resolve_model(settings: Settings, name: str) -> str:
             f"no configured model's name begins with {bare!r}; the configured models are {configured_names}"
         )
     raise ConfigError(
-        f"{bare!r} may mean {' or '.join(sorted(matching_models))}: use a full name, or set the full name in [grading]"
+        f"{bare!r} could be {' or '.join(sorted(matching_models))}: use a full name, or set the full name in [grading]"
     )

@@ -86,7 +86,7 @@ def _last_interval_s(starts: Sequence[float], activities: Sequence[Activity], wo
         from scipy.optimize import linprog
     except ImportError:
         raise ConfigError(
-            "SciPy is missing, which the lower bound needs: pip install 'kvasir-inference[plan]'"
+            "the lower bound needs SciPy, which is missing: pip install 'kvasir-inference[plan]'"
         ) from None
     lengths_s = [after - before for before, after in itertools.pairwise(starts)]
     limits: dict[tuple[int, str], list[float]] = defaultdict(lambda: [0.0] * (len(activities) + 1))

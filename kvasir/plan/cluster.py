@@ -23,8 +23,8 @@ from messages.workers import BOTH_ROLES, RateCurve, WorkerInfo
 from producers.batch.batch import Batch
 from producers.client import Client
 
-# Seconds that each job takes besides the engine's work, at prefill and in a decode slot. The engine's start and end and
-# the way between the stages take a few milliseconds (benchmarks.overhead).
+# Seconds that a job takes at prefill and in a decode slot, without the engine's work. A few milliseconds are for
+# starting and ending the engine, and for the transfer between the stages (benchmarks.overhead).
 PREFILL_OVERHEAD_S = 0.01
 DECODE_OVERHEAD_S = 0.01
 # Assumed length of a prompt without the part that the class shares, until a prompt has been measured.
@@ -152,7 +152,7 @@ def fleet_of(settings: Settings, models: Sequence[str], steal: bool) -> Fleet:
     """
     if not settings.machines:
         raise ConfigError(
-            "no machines are configured: add a table [machines.NAME] with roles and rates for each to "
+            "no machines are configured: for each machine, add a table [machines.NAME] with roles and rates to "
             "kvasir.toml (see examples/kvasir.toml)"
         )
     pairs = [
@@ -174,7 +174,9 @@ def fleet_of(settings: Settings, models: Sequence[str], steal: bool) -> Fleet:
     for stage, served_models in (("prefill", {p.model for p in prefillers}), ("decode", {d.model for d in decoders})):
         for model in models:
             if model not in served_models:
-                raise ConfigError(f"no machine has the role {stage} for {model}: add it to roles in [machines.NAME]")
+                raise ConfigError(
+                    f"no machine has the role {stage} for {model}: add the role to a machine in [machines.NAME]"
+                )
     byte_s = _byte_s(settings)
     per_token = {name: settings.model(name).kv_bytes_per_token * byte_s for name in models}
     per_prompt = {name: settings.model(name).kv_state_bytes * byte_s for name in models}

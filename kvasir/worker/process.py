@@ -79,7 +79,7 @@ def serve(settings: Settings, options: WorkerOptions, observe: Callable[[Event],
     """
     if not is_cluster(settings):
         raise ConfigError(
-            "no cluster is configured, and a worker needs one: set KVASIR_BROKER_URL=amqp://… and "
+            "a worker needs a cluster, but none is configured: set KVASIR_BROKER_URL=amqp://… and "
             "KVASIR_STORE_URL=redis://…"
         )
     with ExitStack() as stack:

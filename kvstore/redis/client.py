@@ -117,7 +117,7 @@ def place(url: str) -> str:
         ) from None
     if parts.scheme not in STORE_SCHEMES:
         raise ConfigError(
-            f"the store URL begins with {parts.scheme!r}; it must be redis://, rediss://, redis+cluster://, "
+            f"the store URL begins with {parts.scheme!r}, but must begin with redis://, rediss://, redis+cluster://, "
             "rediss+cluster://, unix:// or memory://"
         )
     if is_cluster(url):

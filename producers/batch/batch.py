@@ -130,7 +130,9 @@ class Batch(AbstractContextManager["Batch"]):
         self.prompt_form: int = manifest["prompt_form"]
         self.request: dict[str, Any] = manifest["request"]
         self.entries: list[BatchEntry] = manifest["jobs"]
-        self.runs: dict[str, int] = manifest["runs"]  # job id -> the wanted run; the first run is left out
+        self.runs: dict[str, int] = manifest[
+            "runs"
+        ]  # job id -> its wanted run; a job whose first run is wanted has no entry
 
         # Whether jobs that are made now would get the planned ids.
         self.may_publish: bool = self.prompt_form == form_of(self.request)
@@ -169,7 +171,7 @@ class Batch(AbstractContextManager["Batch"]):
         planned_entries = [*passives, *entries]
         if self.entries and not self.may_publish and _work_of(planned_entries) != _work_of(self.entries):
             problem = f"{self.folder} was planned in an older form, and its input has changed since"
-            raise BatchError(f"{problem}; see what changes with: {next_command('migrate', self.folder)}")
+            raise BatchError(f"{problem}; to see what would change, run: {next_command('migrate', self.folder)}")
         self.entries = planned_entries
         self._passive_ids = {entry.job_id for entry in passives}
         self.request = request
@@ -399,7 +401,9 @@ def _lock(folder: Path) -> int:
     except OSError as error:
         raise BatchError(f"can't use {folder} for results: {error.strerror}; name another folder with --out") from None
     if descriptor is None:
-        raise BatchError(f"{folder} is in use by another kvasir process; wait for it, or watch its results")
+        raise BatchError(
+            f"{folder} is in use by another kvasir process; wait until that process ends, or watch its results"
+        )
     return descriptor
 
 
@@ -408,7 +412,7 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
     try:
         text = read_ordinary(path)
         if is_foreign(path):  # batch.json decides which files are read and deleted
-            raise BatchError(f"{path} belongs to another user, so it is not read; copy it if you trust it")
+            raise BatchError(f"{path} belongs to another user, so it is not read; copy the file if you trust it")
         manifest = from_json(text, _entry_or_dict)
         if not isinstance(manifest, dict):
             raise ValueError("the file does not hold a JSON object")
@@ -432,7 +436,7 @@ def _entry_or_dict(fields_read: dict[str, Any]) -> Any:
         return fields_read
     asked_keys = parse_as(tuple[str, ...], fields_read.get("asked", []), "asked")
     if any(not _KEY.match(key) for key in asked_keys):
-        raise ValueError("each key in asked must have the form name:answers:digest")
+        raise ValueError("each key in 'asked' must have the form name:answers:digest")
     for name in ("job_id", "item_id"):
         checks.identifier(name, fields_read[name])
     checks.model_name("model", fields_read["model"])

@@ -197,7 +197,7 @@ class _Plan:
         if self._batch:
             journal = self._batch.journal
             if (line := journal.line_of(job.job_id)) and line.state == "succeeded":
-                raise BatchError(f"the job has succeeded meanwhile, as run {line.run}; its letter can be dropped")
+                raise BatchError(f"the job has succeeded meanwhile, as run {line.run}; its dead letter can be dropped")
             run = max(run, self._batch.runs.get(job.job_id, 1))
             run = journal.last_run(job.job_id) + 1 if journal.has(job.job_id, run) else run
         deadline = job.deadline if job.deadline > self._now else 0.0

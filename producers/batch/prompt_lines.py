@@ -78,7 +78,7 @@ def check_file(path: Path, name: str) -> None:
         raise UsageError(f"{name} can't be read: {error.strerror}") from None
     if size > MAX_FILE_BYTES or rows > MAX_LINES:
         raise UsageError(
-            f"{name} is too large: at most {MAX_LINES:,} lines and {MAX_FILE_BYTES >> 20} MiB are read; split it"
+            f"{name} is too large: at most {MAX_LINES:,} lines and {MAX_FILE_BYTES >> 20} MiB are read; split the file"
         )
     if not rows:
         raise UsageError(f"{name} contains no prompt")
@@ -156,7 +156,9 @@ class _LineReader:
             custom_id = _custom_id(fields)
             self._id_counts[custom_id] += 1
             if self._id_counts[custom_id] > 1:
-                raise BadLine(f"an earlier line has the same custom_id {custom_id!r:.60}; give it another one")
+                raise BadLine(
+                    f"an earlier line has the same custom_id {custom_id!r:.60}; give this line a different custom_id"
+                )
             name = custom_id
             if _has_half_characters(fields):
                 raise BadLine("the line contains half a character (a lone surrogate)")
@@ -211,7 +213,7 @@ def _custom_id(fields: Mapping[str, Any]) -> str:
     if "custom_id" not in fields and type(value) is int:
         value = str(value)
     if value in (None, ""):
-        raise BadLine("the line has no custom_id: give each line a different one")
+        raise BadLine("the line has no custom_id: give each line a different custom_id")
     if not isinstance(value, str):
         raise BadLine("custom_id must be text, in quotes")
     if _has_half_characters(value):

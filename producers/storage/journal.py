@@ -67,7 +67,9 @@ class Lines:
                     raise
         except OSError as error:
             problem = f"can't write {self.path}: {error.strerror}"
-            raise BatchError(f"{problem}; nothing is lost: fix that, then run the command again to resume") from error
+            raise BatchError(
+                f"{problem}; nothing is lost: fix the problem, then run the command again to resume"
+            ) from error
         return list(accumulate(map(len, lines[:-1]), initial=size))
 
     def read_all(self, make: Callable[[dict[str, Any]], T], kind: str = "line") -> Iterator[tuple[int, T]]:

@@ -121,7 +121,7 @@ def take_lock(path: Path, wait: bool = False) -> int | None:
 def _open(extra_flags: int, name: str, flags: int) -> int:
     # O_NOFOLLOW would refuse a link too, but with a less clear message.
     if extra_flags & os.O_NOFOLLOW and os.path.islink(name):
-        raise OSError(errno.ELOOP, "the file is a link, which may lead anywhere; put the file itself there")
+        raise OSError(errno.ELOOP, "the file is a link, and a link could lead anywhere; put the file itself there")
     descriptor = os.open(name, flags | os.O_CLOEXEC | extra_flags, _FILE)
     is_ordinary = stat.S_ISREG(os.fstat(descriptor).st_mode)
     if extra_flags and not is_ordinary:

@@ -123,4 +123,4 @@ def test_a_ca_file_without_tls_and_one_that_is_missing_are_named(
 
     assert (missing.code, plain.code) == (2, 2)
     assert "KVASIR_STORE_CA_FILE: can't read the CA file /nowhere/ca.pem" in missing.stderr
-    assert "KVASIR_BROKER_CA_FILE: a CA file is set, but the broker's URL is not amqps://" in plain.stderr
+    assert "KVASIR_BROKER_CA_FILE: a CA file is set, but the broker's URL does not begin with amqps://" in plain.stderr

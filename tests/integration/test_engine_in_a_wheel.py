@@ -127,7 +127,7 @@ def test_an_engine_in_a_wheel_of_its_own_grades_a_class(
     (row,) = [row for row in engines.json() if row["engine"] == "canned"]
     assert (row["installed"], row["weights"], row["note"]) == (True, "TEXT", "says the same each time")
     (finding,) = [row for row in over_cluster.json() if row["subject"] == model_name]
-    cause = "no KV transfer, the decoder does every prompt: the canned engine gives no KV cache out"
+    cause = "no KV transfer, the decoder does every prompt: the canned engine can't give out a KV cache"
     assert cause in finding["what"]
     assert finding["todo"] == "choose an engine that transfers KV: kvasir engines"
 

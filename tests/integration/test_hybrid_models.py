@@ -131,7 +131,7 @@ def test_questions_forked_from_one_cache_are_answered_as_from_no_cache(twins: Tw
 def test_a_cache_without_its_states_is_refused(twins: Twins) -> None:
     cache = prefilled(twins.engines[0], twins.tokens[:-1])
 
-    with pytest.raises(KVTransferFailed, match="one state of each recurrent layer"):
+    with pytest.raises(KVTransferFailed, match="each recurrent layer must have exactly one state"):
         replace(cache, states=cache.states[:-1])
 
 

@@ -50,7 +50,7 @@ def test_a_server_of_our_own_transfers_kv_and_decodes_as_the_one_in_the_process(
 
 
 def test_a_folder_that_is_too_long_for_a_socket_is_one_sentence(weights: Path, on_path: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="set TMPDIR to a shorter one"):
+    with pytest.raises(ConfigError, match="set TMPDIR to a shorter path"):
         LlamaServerProcess(str(on_path), Launch(weights, 512, 1, tmp_path / ("x" * 90)))
 
 

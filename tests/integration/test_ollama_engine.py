@@ -107,7 +107,7 @@ def test_calls_and_their_results_reach_the_server(engine: OllamaEngine, server: 
 
 
 def test_an_answer_that_was_begun_is_not_continued(engine: OllamaEngine) -> None:
-    with pytest.raises(InvalidPrompt, match="can't be told to continue"):
+    with pytest.raises(InvalidPrompt, match="can't continue an answer"):
         engine.decode_text((*CALLED, Part("assistant", "It is")), SHORT)
 
 
@@ -117,7 +117,7 @@ def test_an_answer_that_was_begun_is_not_continued(engine: OllamaEngine) -> None
 def test_a_system_message_that_the_template_would_drop_is_refused(server: FakeOllama, template: str) -> None:
     server.habits.template = template
     engine = load(server)
-    with pytest.raises(InvalidPrompt, match="prints no system message"):
+    with pytest.raises(InvalidPrompt, match="leaves out system messages"):
         engine.decode_text(TALK, SHORT)
     assert engine.decode_text(TALK[1:], SHORT).finish_reason == "stop"
     engine.close()
@@ -157,7 +157,7 @@ def test_a_schema_travels_as_the_format_and_a_server_that_ignores_it_is_found_ou
     assert json.loads(engine.decode_text(user_prompt("", "grade"), sampling).text) == {"points": 3}
     assert server.last_request("/api/chat")["format"] == schema
     server.habits.keeps_schemas = False
-    with pytest.raises(InvalidSchema, match="did not keep"):
+    with pytest.raises(InvalidSchema, match="did not follow the JSON schema"):
         engine.decode_text(user_prompt("", "grade"), sampling)
 
 
@@ -309,7 +309,7 @@ def test_the_device_is_where_ollama_put_the_model(server: FakeOllama, caplog: py
 
 
 def test_it_declares_that_it_hands_nothing_over(engine: OllamaEngine) -> None:
-    assert "gives no KV cache out" in prove(engine, engine)
+    assert "can't give out a KV cache" in prove(engine, engine)
     assert (engine.info.layout, engine.info.fingerprint) == (None, "")
     assert engine.tokenize(user_prompt("a", "b"), 0.0).ids == ()
     assert engine.count_tokens("word " * 100) > 20
@@ -328,7 +328,7 @@ def test_a_job_crosses_the_prefill_stage_untouched_and_its_result_says_why(serve
     assert "".join(event.text for event in events if not isinstance(event, JobResult)) == result.text
     report = result.decode
     assert (report.engine, report.kv_transfer) == ("ollama", "none")
-    assert report.why_none == "the ollama engine gives no KV cache out"
+    assert report.why_none == "the ollama engine can't give out a KV cache"
     assert report.evaluated_tokens == report.prompt_tokens == TEMPLATE_TOKENS + 3
     assert (result.prefill.engine, result.prefill.computed_tokens) == ("ollama", 0)
 

@@ -86,7 +86,7 @@ def test_calls_and_their_results_reach_the_server(engine: OpenAIEngine, server: 
     _, call, result = server.requests[-1]["messages"]
     assert call["tool_calls"][0]["function"] == {"name": "grade", "arguments": '{"points": 7}'}
     assert result["tool_call_id"] == call["tool_calls"][0]["id"]
-    with pytest.raises(InvalidPrompt, match="can't be told to continue"):
+    with pytest.raises(InvalidPrompt, match="can't continue an answer"):
         engine.decode_text((*called, Part("assistant", "It is")), SHORT)
 
 
@@ -144,7 +144,7 @@ def test_a_field_that_the_server_refuses_is_not_sent_again(
     assert engine.decode_text(GO, SHORT).completion_tokens == 12
     assert not {"top_k", "seed"} & set(server.requests[-1])
     # And its answer is still held to the schema
-    with pytest.raises(InvalidSchema, match="did not keep"):
+    with pytest.raises(InvalidSchema, match="did not follow the JSON schema"):
         engine.decode_text(GO, SCHEMA)
     engine.close()
 
@@ -153,7 +153,7 @@ def test_a_schema_is_sent_and_a_server_that_ignores_it_is_found_out(engine: Open
     assert json.loads(engine.decode_text(GO, SCHEMA).text) == {"points": 3}
     assert server.requests[-1]["response_format"]["json_schema"]["schema"] == json.loads(SCHEMA.json_schema)
     server.habits.keeps_schemas = False
-    with pytest.raises(InvalidSchema, match="did not keep"):
+    with pytest.raises(InvalidSchema, match="did not follow the JSON schema"):
         engine.decode_text(GO, SCHEMA)
 
 
@@ -304,7 +304,7 @@ def test_a_job_crosses_the_prefill_stage_untouched_and_its_result_says_why(serve
     assert {body["seed"] for body in server.requests[-2:]} == {0, 1}
     report = result.decode
     assert (report.engine, report.kv_transfer) == ("openai", "none")
-    assert report.why_none == "the openai engine gives no KV cache out"
+    assert report.why_none == "the openai engine can't give out a KV cache"
     assert report.evaluated_tokens == report.prompt_tokens == 3
 
 
@@ -316,7 +316,7 @@ def test_the_result_and_the_report_of_an_outside_server_name_it(engine: OpenAIEn
     assert why.endswith("prompts go to api.example.com, outside private networks")
     done = JobResult("a", 1, "b", "c", "m", "succeeded", decode=DecodeReport(why_none=why))
     assert ("Outside", "prompts went to api.example.com, outside private networks") in facts([done])
-    inside = replace(done, decode=DecodeReport(why_none="the openai engine gives no KV cache out"))
+    inside = replace(done, decode=DecodeReport(why_none="the openai engine can't give out a KV cache"))
     assert "Outside" not in dict(facts([inside]))
 
 

@@ -146,7 +146,7 @@ def forget(site: Site, record: Record, course: Course) -> set[str]:
     start = time.time()
     jobs = every_job(course)
     refused = site.command("producer", "forget", str(course.out), "--yes")
-    if "nothing was deleted, because only the operator may forget a batch" not in refused.stderr:
+    if "nothing was deleted, because only the operator is allowed to forget a batch" not in refused.stderr:
         record.unequal.append(f"{course.title}: a producer's forget ended with {refused.code}: {refused.stderr}")
     forgotten = site.command("operator", "forget", str(course.out), "--yes")
     assert forgotten.code == 0, forgotten.stderr

@@ -98,7 +98,7 @@ def test_a_class_goes_through_workers_that_have_their_roles_rights_alone(deploye
         for done in (graded, streamed, looked):
             assert done.code == 0, done.stderr
         assert refused.code == 2
-        assert "nothing was deleted, because only the operator may forget a batch" in refused.stderr
+        assert "nothing was deleted, because only the operator is allowed to forget a batch" in refused.stderr
         assert [row["state"] for row in journal(tmp_path / "out")] == ["succeeded"] * 6
         assert served.endswith("data: [DONE]\n\n")
         assert ran["request_counts"] == {"total": 1, "completed": 1, "failed": 0}

@@ -91,7 +91,7 @@ def test_other_recurrent_models_are_decoded_without_a_kv_transfer(tmp_path: Path
 
     engine = open_engine("transformers", EngineOptions(str(tmp_path), context=1024, slots=1, threads=1))
     answer = engine.decode(tuple(prompt[0].tolist()), None, GREEDY)
-    with pytest.raises(KVTransferFailed, match=f"the recurrent state of a '{kind}' model is not transferred"):
+    with pytest.raises(KVTransferFailed, match=f"Kvasir can't transfer the recurrent state of a '{kind}' model"):
         engine.prefill((3, 4, 5), lambda _: None)
     engine.close()
 

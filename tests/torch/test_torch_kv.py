@@ -228,5 +228,5 @@ def test_layers_of_different_sizes_have_no_layout() -> None:
 def test_keys_and_values_of_different_sizes_have_no_layout() -> None:
     past = DynamicCache()
     past.update(torch.zeros(1, 2, 5, 8), torch.zeros(1, 2, 5, 4), 0)
-    with pytest.raises(KVTransferFailed, match="one shape"):
+    with pytest.raises(KVTransferFailed, match="the same shape"):
         layout_of(past)

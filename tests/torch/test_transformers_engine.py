@@ -424,7 +424,7 @@ def test_weights_that_lack_a_tensor_are_refused(folder: Path) -> None:
     tensors = load_file(folder / "model.safetensors")
     del tensors["model.layers.1.self_attn.k_proj.weight"]
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
-    refused(folder, "lacks 1 of the model's tensors, 'model.layers.1.self_attn.k_proj.weight'")
+    refused(folder, "lacks 1 of the model's tensors, for example 'model.layers.1.self_attn.k_proj.weight'")
 
 
 def test_weights_of_other_shapes_are_refused(folder: Path) -> None:

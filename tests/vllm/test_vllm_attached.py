@@ -181,9 +181,9 @@ def test_another_model_than_the_one_that_is_served_is_refused(server: VLLMServer
     config = json.loads((MODEL / "config.json").read_text()) | {"intermediate_size": 999}
     (other / "config.json").unlink()
     (other / "config.json").write_text(json.dumps(config))
-    with pytest.raises(ConfigError, match=r"another model than weights say: its intermediate_size is \d+, but .*999"):
+    with pytest.raises(ConfigError, match=r"from the one in weights: its intermediate_size is \d+, but .*999"):
         attach(EngineOptions(f"{server.url}?model={other}"))
-    with pytest.raises(ConfigError, match=r"holds 8,192 tokens, not 9,000: .*--max-model-len"):
+    with pytest.raises(ConfigError, match=r"holds only 8,192 tokens, not 9,000: .*--max-model-len"):
         attach(EngineOptions(server.url, context=9000))
     with pytest.raises(ConfigError, match="neither 'model' nor 'shared'"):
         attach(EngineOptions(f"{server.url}?slots=/dev/shm"))

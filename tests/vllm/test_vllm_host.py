@@ -147,5 +147,5 @@ def test_a_host_that_hangs_is_noticed_and_started_again(engine: VLLMEngine, monk
 def test_a_model_on_several_ranks_is_refused_by_name(engine: VLLMEngine) -> None:
     launch = engine.host.launch
     arguments = launch.arguments | {"tensor_parallel_size": 2}
-    with pytest.raises(ConfigError, match=r"tensor_parallel_size is 2: .* several ranks are not transferred"):
+    with pytest.raises(ConfigError, match=r"tensor_parallel_size must be 1, not 2: .* several ranks"):
         process.HostProcess(replace(launch, arguments=arguments))

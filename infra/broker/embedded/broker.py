@@ -132,8 +132,8 @@ class EmbeddedBroker(Broker):
         self._check_open()
         if not self.server.publish(to, message):
             raise NoQueue(
-                f"message {message.message_id or '(no id)'} to {to.exchange}/{to.key}: there is no such "
-                "queue on the broker. Check that the model is in the configuration of every machine."
+                f"message {message.message_id or '(no id)'} to {to.exchange}/{to.key}: the broker has no queue for "
+                "the message. Check that the model is in the configuration of every machine."
             )
 
     def publish_many(
@@ -206,7 +206,7 @@ class EmbeddedBroker(Broker):
         self._check_open()
         with self.server.lock:
             if queue not in self.server.private_queues(self) and not queue.startswith(topology.reply_queue("")):
-                raise ValueError(f"{queue} is neither a reply queue nor a private queue of this process: not deleted")
+                raise ValueError(f"only a reply queue, or a private queue of this process, can be deleted, not {queue}")
             self.server.delete_queue(queue)
 
     @property
@@ -252,4 +252,4 @@ class EmbeddedBroker(Broker):
 
     def _check_open(self) -> None:
         if self.closed:
-            raise BrokerUnavailable("the connection to the broker was closed by this process")
+            raise BrokerUnavailable("this process has closed the connection to the broker")

@@ -116,7 +116,7 @@ class EmbeddedServer:
         """Return the queue of this name. Raises NoQueue."""
         queue = self._queues.get(name)
         if queue is None:
-            raise NoQueue(f"reading queue {name}: there is no such queue")
+            raise NoQueue(f"reading queue {name}: the queue does not exist")
         return queue
 
     def readers(self, name: str) -> deque[QueueReader]:

@@ -150,7 +150,7 @@ class RabbitMQBroker(Broker):
     def delete_queue(self, queue: str) -> None:
         """See `Broker`."""
         if queue not in self._private and not queue.startswith(topology.reply_queue("")):
-            raise ValueError(f"{queue} is neither a reply queue nor a private queue of this process: not deleted")
+            raise ValueError(f"only a reply queue, or a private queue of this process, can be deleted, not {queue}")
         self._private.pop(queue, None)
         # RabbitMQ confirms the deletion even if the queue doesn't exist.
         self._converse(f"deleting queue {queue}", lambda channel: channel.call("queue_delete", queue=queue))
@@ -241,8 +241,8 @@ class RabbitMQBroker(Broker):
             if f"no queue '{queue}'" not in str(error):
                 raise
             raise ConfigError(
-                f"queue {queue} does not exist, and this user of the broker may not create it: "
-                "run kvasir status once as the operator, which declares all queues"
+                f"queue {queue} does not exist, and this user of the broker is not allowed to create it: "
+                "run kvasir status once as the operator, to create all queues"
             ) from None
 
     def _unless_different(self, subject: str, talk: Callable[[Channel], None]) -> str | None:

@@ -235,7 +235,7 @@ class Connection:
         with self._condition:
             self._condition.wait_for(lambda: self._open or self._closing or self._hopeless, timeout_s)
             if self._hopeless:
-                raise translate(self._hopeless, f"connecting to the broker at {self.peer}")
+                raise translate(self._hopeless, f"can't connect to the broker at {self.peer}")
             if not self._open:
                 raise self.unavailable()
 

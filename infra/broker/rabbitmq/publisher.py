@@ -308,6 +308,6 @@ def _missing_exchange(reason: BaseException) -> str | None:
 
 def _no_queue(outgoing: Outgoing) -> NoQueue:
     return NoQueue(
-        f"{outgoing.describe()}: there is no such queue on the broker. "
+        f"{outgoing.describe()}: the broker has no queue for the message. "
         "Check that the model is in the configuration of every machine."
     )

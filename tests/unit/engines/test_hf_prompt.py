@@ -237,7 +237,7 @@ def test_calls_and_their_results_are_the_templates(tmp_path: Path) -> None:
 )
 def test_a_template_that_prints_no_calls_is_refused_one(tmp_path: Path, template: str) -> None:
     prompt = HFPrompt(folder_with(tmp_path, template))
-    with pytest.raises(InvalidPrompt, match="prints no function's arguments as JSON"):
+    with pytest.raises(InvalidPrompt, match="does not print the arguments of function calls"):
         prompt.tokenize(HISTORY, 0.0)
 
 

@@ -46,7 +46,7 @@ def test_a_datagram_reaches_the_socket_of_the_folder_wherever_that_was_moved(tmp
 
 def test_a_link_in_the_place_of_a_socket_is_not_spoken_to(tmp_path: Path, folder: int, other: socket.socket) -> None:
     (tmp_path / "ours" / "events.sock").symlink_to(tmp_path / "other")
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender, pytest.raises(OSError, match="is no socket"):
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender, pytest.raises(OSError, match="is not a socket"):
         send(sender, b"done", folder, "events.sock")
     with pytest.raises(BlockingIOError):
         other.recv(10)

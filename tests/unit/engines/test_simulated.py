@@ -41,7 +41,7 @@ def test_settings_left_out_have_defaults_and_the_option_wins_over_the_context() 
         ("sim:decode=0", "at least"),
         ("sim:scale=nan", "at least"),
         ("sim:layers=0", "num_layers"),
-        ("sim:layers=2,recurrent=2", "must attend"),
+        ("sim:layers=2,recurrent=2", "must be an attention layer"),
         ("sim:recurrent=-1", "at least"),
         ("sim:batch=0", "at least 1"),
         ("sim:dtype=int8", "dtype"),

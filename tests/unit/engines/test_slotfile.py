@@ -144,7 +144,7 @@ def test_more_tokens_than_the_prompt_had_are_refused_before_a_list_is_made_of_th
     ("at", "value", "complaint"),
     [
         (0, b"GGUF", "not a llama.cpp slot file"),
-        (4, b"\x05\0\0\0", "version 5; this program reads versions 2, 3, 4"),
+        (4, b"\x05\0\0\0", "version 5; this program reads only versions 2, 3, 4"),
         (12, b"\0\0\0\0", "token list"),
         (40, b"\0\0\0\0", "streams"),
     ],
@@ -219,7 +219,7 @@ def test_a_cache_of_another_shape_is_refused() -> None:
 
 def test_a_cache_that_covers_other_tokens_is_refused() -> None:
     shape = shape_of(2)
-    with pytest.raises(KVTransferFailed, match="covers 3 tokens, not the 2"):
+    with pytest.raises(KVTransferFailed, match="covers 3 tokens, but the prompt has 2"):
         build((1, 2), random_cache(shape.layout, 3), shape, 1)
 
 

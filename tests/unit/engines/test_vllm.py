@@ -45,10 +45,10 @@ def folder(tmp_path: Path, architecture: str = "qwen3", **changes: Any) -> Path:
 @pytest.mark.parametrize(
     ("architecture", "changes", "why"),
     [
-        ("qwen3", {"model_type": "deepseek_v3"}, "does not know how a 'deepseek_v3' model keeps its keys"),
-        ("qwen3", {"model_type": "jamba"}, "the recurrent state of a 'jamba' model is not transferred"),
+        ("qwen3", {"model_type": "deepseek_v3"}, "Kvasir does not know how a 'deepseek_v3' model keeps its keys"),
+        ("qwen3", {"model_type": "jamba"}, "Kvasir can't transfer the recurrent state of a 'jamba' model"),
         ("qwen3", {"architectures": None}, "states no architectures"),
-        ("qwen3", {"dtype": "float8_e4m3fn"}, "states the dtype 'float8_e4m3fn'; add ?dtype=bfloat16"),
+        ("qwen3", {"dtype": "float8_e4m3fn"}, "states the unsupported dtype 'float8_e4m3fn'; add ?dtype=bfloat16"),
     ],
 )
 def test_what_is_not_transferred_is_refused_by_name(

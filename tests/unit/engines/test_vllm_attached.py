@@ -139,7 +139,7 @@ def test_what_a_server_is_not_is_said_in_a_sentence(server: StandIn, tmp_path: P
     server.said = None
     assert "without Kvasir's connector" in why()
     server.said, server.reaches = {"version": events.VERSION - 1}, False
-    assert f"speaks version {events.VERSION - 1}, and this release {events.VERSION}: write it again" in why()
+    assert f"speaks version {events.VERSION - 1}, but this release speaks version {events.VERSION}: run" in why()
     server.said = known
     assert "does not reach" in why()
     for status, what in ((401, "set KVASIR_API_KEY"), (404, "is it a vLLM?"), (400, attached.COMMAND)):

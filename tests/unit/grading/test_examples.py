@@ -203,7 +203,7 @@ def test_work_that_speaks_to_the_grader_is_no_example_nor_is_half_graded_or_off_
     assert chosen(prepared(request)) <= {name_of(0), name_of(3)}
 
     (tmp_path / "hand.csv").write_text(table.replace(",works,", ",works,0.").replace(",clear,", ",clear,0."), "utf-8")
-    with pytest.raises(SubmissionError, match="can be an example"):
+    with pytest.raises(SubmissionError, match="can be examples"):
         prepared(request)
 
 

@@ -436,7 +436,7 @@ def test_a_ca_file_that_is_of_no_use_is_named(load: Load) -> None:
     with pytest.raises(ConfigError, match=r"kvasir.toml line 3: can't read the CA file .*none\.pem"):
         missing.broker_ca_file()
     plain = load(here='[services]\nstore = "redis://host"\nstore_ca_file = "none.pem"\n')
-    with pytest.raises(ConfigError, match="the store's URL is not rediss://"):
+    with pytest.raises(ConfigError, match="the store's URL does not begin with rediss://"):
         plain.store_url_with_secret()
 
 

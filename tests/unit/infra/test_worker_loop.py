@@ -502,7 +502,7 @@ def test_a_job_that_three_workers_fell_with_runs_alone(site: Site, crashes: int,
 
 def test_a_suspect_in_its_own_queue_is_run_and_given_up_after_two_more_crashes(site: Site) -> None:
     assert _why_not_begun(site, SUSPECTS, 4) == ""
-    with pytest.raises(Poison, match="5 workers died with the job in hand"):
+    with pytest.raises(Poison, match="5 workers died while they ran this job"):
         _why_not_begun(site, SUSPECTS, 5)
 
 

@@ -88,7 +88,9 @@ def test_a_sample_is_drawn_once_and_may_grow_only_while_nobody_has_graded(capsys
     fill()
     capsys.readouterr()
     assert bound("--draw", "30") == 2
-    assert "let you keep the better of two" in " ".join(capsys.readouterr().err.split())
+    assert "draw a second sample of the same grades and keep the better one" in " ".join(
+        capsys.readouterr().err.split()
+    )
 
 
 def test_whoever_deletes_the_record_draws_the_same_again_and_loses_no_hand_grade() -> None:
@@ -149,7 +151,7 @@ def test_looks_that_were_planned_cost_and_others_are_refused(capsys: pytest.Capt
     assert rows()[29]["works (0 to 3)"] == ""
     capsys.readouterr()
     assert bound("--more") == 2
-    assert "must be planned before the first:" in " ".join(capsys.readouterr().err.split())
+    assert "must be planned at the draw" in " ".join(capsys.readouterr().err.split())
 
 
 def spoil(what: str) -> None:
@@ -172,9 +174,9 @@ def spoil(what: str) -> None:
     ("what", "sentence"),
     [
         ("half", "has empty cells: add points for clear"),
-        ("too much", "points go from 0 to 3, not 9"),
+        ("too much", "points must be from 0 to 3, not 9"),
         ("no number", "'good' is not a number of points"),
-        ("twice", "has two rows; keep one"),
+        ("twice", "has two rows; keep only one row"),
         ("gone", "rows are missing"),
         ("stranger", "this class has no submission called 'mallory.py'"),
         ("column", "the columns were changed"),

@@ -111,7 +111,7 @@ def test_killed_at_any_time_a_batch_is_answered_once_line_by_line(
                     body["input_file_id"] = http.post("/v1/files", **form).json()["id"]
                     assert cli.run_command(serve) == 2
                     assert (
-                        f"another gateway uses {folder / 'state'}: stop it, or name another folder"
+                        f"another gateway uses {folder / 'state'}: stop that gateway, or name another folder"
                         in capsys.readouterr().err
                     )
                 begun = http.post("/v1/batches", json=body, headers={"Idempotency-Key": "monday"}).json()

@@ -222,13 +222,13 @@ def test_hostile_headers_are_refused(changes: dict[str, Any]) -> None:
         (_rewritten(kv_heads=[[2]]), "kv_heads of type list, not 2"),
         (_rewritten(layers=True), "layers True, not 4"),
         (_rewritten(rows=8.0), "rows of type float, not 8"),
-        (_rewritten(more=1), "a header that this program would not write"),
-        (_rewritten(pad=b"x"), "a header that this program would not write"),
-        (VALUE[:-1], "is shorter or longer"),
-        (VALUE + b"\0", "longer than its header says"),
+        (_rewritten(more=1), "a header that Kvasir does not write"),
+        (_rewritten(pad=b"x"), "a header that Kvasir does not write"),
+        (VALUE[:-1], "is not as long as its header"),
+        (VALUE + b"\0", "not as long as its header says"),
         (b"", "not a KV record"),
         (b"\x92\x01\xc6\0\0\0\0", "has no header"),
-        (msgpack.packb(msgpack.unpackb(VALUE)), "is shorter or longer"),  # bin 16 where bin 32 belongs
+        (msgpack.packb(msgpack.unpackb(VALUE)), "is not as long as its header"),  # bin 16 where bin 32 belongs
         (VALUE[:-1] + bytes([VALUE[-1] ^ 1]), "xxh3"),
     ],
 )

@@ -150,5 +150,5 @@ def test_abandoning_does_not_wait_for_the_store(store: GatedStore) -> None:
     thread = upload._thread
     assert thread
     wait_until(lambda: not thread.is_alive(), "the thread ends")
-    with pytest.raises(ValueError, match="finished or abandoned"):
+    with pytest.raises(ValueError, match="the upload has ended"):
         upload.put(*RECORDS[0])

@@ -137,8 +137,8 @@ def test_a_cache_with_a_gap_a_wrong_shape_or_dtype_is_refused() -> None:
     whole = np.zeros(lay.block_shape(32), lay.numpy_type)
 
     for blocks, reason in (
-        ([Block(32, whole)], "a KV block begins at position 32, not 0"),
-        ([Block(0, whole), Block(31, whole)], "a KV block begins at position 31"),
+        ([Block(32, whole)], "a KV block must begin at position 0, not 32"),
+        ([Block(0, whole), Block(31, whole)], "a KV block must begin at position 32, not 31"),
         ([Block(0, whole[:-1])], "a KV block has shape"),
         ([Block(0, whole.astype(np.float32))], "a KV block has dtype float32, not f16"),
     ):
@@ -194,7 +194,7 @@ def test_a_hybrid_cache_needs_the_state_of_each_recurrent_layer_where_it_ends() 
     assert assemble_cache(lay, [block, *whole]).records == [block, *whole]
     elsewhere = dataclasses.replace(whole[1], position=19)
     for states in ((), whole[:2], whole[::-1], (*whole, whole[0]), (whole[0], elsewhere, whole[2])):
-        with pytest.raises(KVTransferFailed, match="one state of each recurrent layer at position 20"):
+        with pytest.raises(KVTransferFailed, match="each recurrent layer must have exactly one state, at position 20"):
             KVCache(lay, (block,), states=states)
     for data in (whole[1].data[:-1], whole[1].data.astype("<f2")):
         with pytest.raises(KVTransferFailed, match="a recurrent state must have"):

@@ -64,15 +64,15 @@ def a_result(**changes: object) -> JobResult:
         ({"lane": "soon"}, "lane must be one of bulk, now"),
         ({"deadline": float("nan")}, "deadline must be a number"),
         ({"shared_tokens": 1}, "shared_tokens must be"),
-        ({"prompt": [user("x")]}, "prompt must be at most"),
+        ({"prompt": [user("x")]}, "prompt must hold at most"),
         ({"prompt": (user("x"),) * (MAX_PARTS + 1)}, "at most 256 Parts"),
-        ({"prompt": ("x",)}, "prompt must be at most"),
+        ({"prompt": ("x",)}, "prompt must hold at most"),
         ({"prompt": (user("a"), user("b", "class"))}, "order of their scopes: class, conversation, own"),
         ({"prompt": (user("a"), user("b", "conversation"))}, "order of their scopes"),
         ({"prompt": (user("a"), Part("assistant", "{}", function="f"))}, "ends with a function call"),
         ({"prompt": (Part("raw", "a"), Part("raw", "b"))}, "a raw prompt must be a single text"),
-        ({"questions": [Question((user("x"),), Sampling(5))]}, "questions must be at most"),
-        ({"questions": ("x",)}, "questions must be at most"),
+        ({"questions": [Question((user("x"),), Sampling(5))]}, "questions must hold at most"),
+        ({"questions": ("x",)}, "questions must hold at most"),
         ({"questions": (Question((user("x"),) * (MAX_PARTS // 2), Sampling(5)),) * 2}, "at most 256 parts"),
         ({"questions": (Question((user("x", "class"),), Sampling(5)),)}, "order of their scopes"),
         ({"questions": (Question((user("x" * MAX_PROMPT_BYTES),), Sampling(5)),)}, "prompt is"),
@@ -90,7 +90,7 @@ def test_a_job_with_a_bad_field_says_which_and_why(changes, complaint):
         ({"max_tokens": 0}, "max_tokens"),
         ({"temperature": -1}, "temperature"),
         ({"top_p": 1.5}, "top_p"),
-        ({"stop": ["x"]}, "stop must be at most"),
+        ({"stop": ["x"]}, "stop must hold at most"),
         ({"json_schema": "{"}, "json_schema is not JSON"),
         ({"json_schema": "[1]"}, "must be a JSON object"),
     ],
@@ -101,9 +101,9 @@ def test_sampling_with_a_bad_value_says_which(changes, complaint):
 
 
 def test_a_failed_result_has_an_error_and_no_other_has_one():
-    with pytest.raises(InvalidMessage, match="carries an error"):
+    with pytest.raises(InvalidMessage, match="a failed result must have an error"):
         a_result(state="failed")
-    with pytest.raises(InvalidMessage, match="carries an error"):
+    with pytest.raises(InvalidMessage, match="a failed result must have an error"):
         a_result(error=JobError("decode", "X", "y"))
 
 
@@ -111,8 +111,8 @@ def test_a_failed_result_has_an_error_and_no_other_has_one():
     ("suffix", "sampling", "complaint"),
     [
         ((), Sampling(5), "must have a suffix"),
-        ([user("x")], Sampling(5), "suffix must be at most"),
-        (("x",), Sampling(5), "suffix must be at most"),
+        ([user("x")], Sampling(5), "suffix must hold at most"),
+        (("x",), Sampling(5), "suffix must hold at most"),
         ((user("x"),), None, "sampling must be a Sampling"),
     ],
 )
@@ -158,7 +158,7 @@ def test_a_result_with_bad_answers_says_so(answers, complaint):
 
 
 def test_a_kv_transfer_leaves_the_last_prompt_token_to_the_decoder():
-    with pytest.raises(InvalidMessage, match="must evaluate the last token"):
+    with pytest.raises(InvalidMessage, match="must leave the prompt's last token"):
         DecodeJob(a_job().tokenized((1, 2), 0), StoredKV("f", LAYOUT, 2, 0))
 
 
@@ -307,7 +307,7 @@ def test_a_damaged_job_of_the_version_before_is_refused(change):
         ({"questions": [{"suffix": []}]}, "sampling"),
         ({"questions": [{"suffix": "x", "sampling": {"max_tokens": 5}}]}, "suffix must be a list"),
         ({"shared": "x", "own": "y"}, "no field 'own'"),
-        ({"kind": "result"}, "'result' message came where a 'prefill' is expected"),
+        ({"kind": "result"}, "kind 'prefill' is expected here, not 'result'"),
     ],
 )
 def test_a_body_with_a_bad_field_is_refused_with_its_name(change, complaint):

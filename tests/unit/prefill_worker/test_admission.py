@@ -141,7 +141,7 @@ def test_little_is_not_reserved_while_the_store_is_far_from_full(store: Store) -
 
 def test_a_job_bigger_than_the_whole_budget_is_told_so_and_shuts_no_door(store: Store) -> None:
     door = Door(store)
-    with pytest.raises(StoreUnavailable, match="850,001 bytes, but all KV caches together may take only 850,000"):
+    with pytest.raises(StoreUnavailable, match="850,001 bytes, but all KV caches together are allowed only 850,000"):
         door.admission.reserve(lambda: MARK + 1)
     assert door.admission.is_open()
 

@@ -341,7 +341,7 @@ def require_one_rank(parallel: Any) -> None:
     for name in ("tensor", "pipeline", "data"):
         if (size := getattr(parallel, f"{name}_parallel_size")) != 1:
             raise ValueError(
-                f"{name}_parallel_size is {size}: KV caches of a model on several ranks are not transferred"
+                f"{name}_parallel_size must be 1, not {size}: KV caches of several ranks can't be transferred"
             )
 
 

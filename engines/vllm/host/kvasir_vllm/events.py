@@ -43,5 +43,5 @@ def unpack_datagram(datagram: bytes) -> dict[str, Any]:
     """The message of a datagram. Raises ValueError."""
     message = json.loads(datagram)
     if not isinstance(message, dict) or not {"op", "id"} <= message.keys():
-        raise ValueError("the datagram is not an object with op and id")
+        raise ValueError("the datagram must be a JSON object with the keys op and id")
     return message

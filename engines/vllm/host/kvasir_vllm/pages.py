@@ -119,7 +119,9 @@ class Pages:
             place *= _DIGIT
         positions = torch.empty_like(number_at)
         if not torch.equal(number_at.sort().values, torch.arange(count, device=cache.device)):
-            raise UnknownPages(f"{type(layer.impl).__name__} does not keep each number of K and V unchanged and once")
+            raise UnknownPages(
+                f"{type(layer.impl).__name__} changes, repeats or drops numbers of K and V when it stores them"
+            )
         positions[number_at] = torch.arange(count, device=cache.device)
         return positions
 
@@ -128,7 +130,7 @@ def _number(name: str) -> int:
     """The number of a layer, from a name such as "model.layers.7.self_attn.attn"."""
     numbers = [int(part) for part in name.split(".") if part.isdigit()]
     if len(numbers) != 1:
-        raise UnknownPages(f"the name {name!r} does not say which layer it is")
+        raise UnknownPages(f"the layer name {name!r} must contain exactly one number")
     return numbers[0]
 
 
@@ -139,4 +141,4 @@ def _require_plain(caches: Sequence[torch.Tensor]) -> None:
     if cache.ndim != 4 or cache.shape[3] % 2:
         raise UnknownPages(f"pages of the shape {tuple(cache.shape)} are not supported")
     if cache.dtype not in DTYPES:
-        raise UnknownPages(f"a KV cache of {cache.dtype} is not transferred; only f32, f16 and bf16 are")
+        raise UnknownPages(f"Kvasir can't transfer a KV cache of {cache.dtype}, only of f32, f16 and bf16")

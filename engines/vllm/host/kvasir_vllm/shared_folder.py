@@ -45,7 +45,7 @@ def send(sender: socket.socket, datagram: bytes, folder: int, name: str) -> None
     try:
         found = os.fstat(place)
         if not stat.S_ISSOCK(found.st_mode) or found.st_uid != os.fstat(folder).st_uid:
-            raise PermissionError(f"{name} is no socket, or does not belong to the folder's owner")
+            raise PermissionError(f"{name} is not a socket, or does not belong to the folder's owner")
         sender.sendto(datagram, f"/proc/self/fd/{place}")
     finally:
         os.close(place)

@@ -36,7 +36,7 @@ def test_a_gradebooks_column_is_the_totals() -> None:
         (b"name,points\nann.R,2\n", "needs the columns submission"),
         (b"submission,criterion\nann.R,works\n", "needs the columns submission"),
         (b"submission,points\nann.R,two\n", "row 2: 'two' is not a number"),
-        (b"submission,points\nann.R,-20000\n", "points go from -10000"),
+        (b"submission,points\nann.R,-20000\n", "points must be from -10000"),
         (b"submission,points\nann.R,1\nann.R,2\n", "has graded the same work twice"),
         (b"", "is empty"),
     ],

@@ -17,6 +17,7 @@ from grading.export.plain import export_csv
 from grading.points import CriterionGrade, Doubt, Grade
 from grading.report.grades import GradedClass, load_graded, save_graded
 from grading.reviews import Override, append_override, read_overrides
+from grading.roster import SAY_WHOSE
 from grading.tables import two_decimals
 from messages.errors import BatchError
 from tests.support import lms
@@ -169,7 +170,7 @@ def test_points_possible_must_be_the_rubrics_total_or_be_scaled_to(canvas: Path)
     hundred = GRADEBOOK.replace(b"10,6,(read only)", b"10,100,(read only)")
 
     with pytest.raises(
-        ExportError, match=r"100 points, but the rubric adds up to 6.*let the points be scaled"
+        ExportError, match=r"100 points, but the rubric adds up to 6.*let the export scale the points"
     ) as refused:
         export_canvas(canvas, hundred, "701")
     assert "--" not in str(refused.value), "the desk has no flags"
@@ -179,7 +180,7 @@ def test_points_possible_must_be_the_rubrics_total_or_be_scaled_to(canvas: Path)
 
 
 def test_without_a_gradebook_nothing_says_whose_a_grade_is(canvas: Path) -> None:
-    with pytest.raises(ExportError, match="export it from Canvas"):
+    with pytest.raises(ExportError, match="export the gradebook from Canvas"):
         export_canvas(canvas, None, "Homework 4 (701)")
 
 
@@ -226,8 +227,11 @@ def test_a_submission_without_an_id_is_listed_with_its_other_reasons(tmp_path: P
     batch(tmp_path, [grade("anna.ipynb"), grade("plain.R", words=None)])
 
     assert reasons(export_canvas(tmp_path, GRADEBOOK, "701")) == {
-        "anna.ipynb": "its name holds no Canvas user id, so it is not in the file",
-        "plain.R": "incomplete: no points for words: late; its name holds no Canvas user id, so it is not in the file",
+        "anna.ipynb": f"its name holds no Canvas user id, so it is not in the file: {SAY_WHOSE}",
+        "plain.R": (
+            "incomplete: no points for words: late; its name holds no Canvas user id, so it is not in the file: "
+            f"{SAY_WHOSE}"
+        ),
     }
 
 

@@ -86,7 +86,7 @@ def test_of_many_who_write_at_once_none_loses_anything(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("criterion", "points", "said"),
     [
-        ("works", "4", "points go from 0 to 3"),
+        ("works", "4", "points must be from 0 to 3"),
         ("works", "two", "not a number of points"),
         ("gone", "1", "the rubric has changed"),
     ],

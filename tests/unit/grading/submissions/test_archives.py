@@ -205,7 +205,7 @@ def test_two_members_of_one_name_are_a_problem(tmp_path):
         make_zip(path, [("a.R", "1"), ("a.R", "2"), ("b.R", "3")])
 
     assert [submission.problem for submission in read_submissions(path)] == [
-        "two files have the same name; rename one",
+        "two files have the same name; rename one of the files",
         "",
     ]
 
