@@ -38,7 +38,7 @@ from infra.config.next_command import next_command
 from infra.config.settings import ModelSettings, Settings
 from kvasir.connect import connect, is_cluster
 from kvasir.options import BatchPlace, default_folder
-from kvasir.plan.running_cluster import expectation
+from kvasir.plan.cluster import expectation
 from kvasir.terminal import TerminalProgress, shortened
 from messages.errors import BatchError, BrokerUnavailable, StoreUnavailable, UsageError
 from messages.jobs import JobResult
