@@ -86,8 +86,8 @@ def without_points(class_rows: Iterable[Row]) -> list[Row]:
     return [row for row in class_rows if row.final.why_blank and not row.needs_review and row.state != "waiting"]
 
 
-def standing_words(class_rows: Sequence[Row], total: int = 0, finish: str = "") -> str:
-    """`38 of 200 wait for your review; 12 being graded, done by about 23:10`: how a class stands.
+def count_words(class_rows: Sequence[Row], total: int = 0, finish: str = "") -> dict[str, str]:
+    """How many wait for what, in the words of all pages: `review`, `reply`, `points` and `open`, where there are any.
 
     Args:
         total: how many submissions there are, if that is known to be more: a trial plans a few.
@@ -97,13 +97,18 @@ def standing_words(class_rows: Sequence[Row], total: int = 0, finish: str = "") 
     doubtful, asked = sum(bool(row.needs_review) for row in class_rows), sum(row.awaits_reply for row in class_rows)
     blank, waiting = len(without_points(class_rows)), total - sum(row.state != "waiting" for row in class_rows)
     facts = {
-        f"{doubtful} of {total} wait{'s' * (doubtful == 1)} for your review": doubtful,
-        f"{plural(asked, 'request', 'waits', 'wait')} for a reply": asked,
-        f"{blank} {'have' if blank > 1 else 'has'} no points, and nothing to review": blank,
-        f"{waiting} being graded, {finish}" if finish else f"{waiting} not graded yet": waiting,
+        "review": (doubtful, f"{doubtful} of {total} need{'s' * (doubtful == 1)} review"),
+        "reply": (asked, f"{plural(asked, 'request', 'waits', 'wait')} for a reply"),
+        "points": (blank, f"{blank} without points"),
+        "open": (waiting, f"{waiting} being graded, {finish}" if finish else f"{waiting} not graded yet"),
     }
-    return "; ".join(words for words, count in facts.items() if count) or (
-        f"none of {total} waits for your review" if total else "nothing is graded yet"
+    return {name: words for name, (count, words) in facts.items() if count}
+
+
+def standing_words(class_rows: Sequence[Row], total: int = 0, finish: str = "") -> str:
+    """`38 of 200 need review; 12 being graded, done by about 23:10`: how a class stands, as `count_words`."""
+    return "; ".join(count_words(class_rows, total, finish).values()) or (
+        f"none of {len(class_rows)} needs review" if class_rows else "nothing is graded yet"
     )
 
 

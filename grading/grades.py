@@ -6,7 +6,16 @@ from dataclasses import replace
 from grading.alarms import class_alarms
 from grading.jobs import Assignment, Item, Task
 from grading.own_work import given_with_rubric
-from grading.points import EARLIER_REMARK, KEPT_REMARK, NO_RESULT_YET, Grade, grade_by_hand, grade_submission
+from grading.points import (
+    EARLIER_REMARK,
+    KEPT_REMARK,
+    NAMED_REMARK,
+    NO_RESULT_YET,
+    NOT_SENT_YET,
+    Grade,
+    grade_by_hand,
+    grade_submission,
+)
 from grading.prompts.answers import (
     AnswerError,
     CriterionGrade,
@@ -22,6 +31,7 @@ from grading.prompts.questions import PASSAGE, SUMMARY
 from grading.quotes import PrivateTexts, private_texts
 from grading.report.grades import GradedClass
 from grading.request import WHOLE_CLASS
+from grading.roster import UNASSIGNED_QUESTION
 from grading.rubric.rubric import Aspect, Rubric
 from grading.submissions.lms_names import same_student
 from messages.jobs import JobResult, QuestionAnswer
@@ -46,7 +56,7 @@ def make_grades(
     Args:
         planned_ids: ids of the batch's jobs; None: all jobs are in the batch.
         previous_class: the grades last written. A submission keeps its old grade if the jobs that would be made for it
-            now are not in the plan, even if it has another name now.
+            now are not in the plan, even if it has another name now. One that was not sent has no grade to keep.
     """
     hidden = _hidden_texts(assignment)
     old_grades = (
@@ -64,27 +74,37 @@ def make_grades(
             and old
             and planned_ids is not None
             and not all(task.job.job_id in planned_ids for task in item.tasks)
+            and old.reason != UNASSIGNED_QUESTION
         ):
+            was_unknown = NAMED_REMARK in old.remarks or old.person != item.owner.display_name
             old = replace(
                 old,
                 submission=name,
                 person=item.owner.display_name,
                 remarks=tuple(text for text in old.remarks if item.owner.question or not text.startswith(_WHOSE)),
             )
-            new_grades.append(_as_before(old, previous_class.versions, now))
+            unchanged_remark = NAMED_REMARK if was_unknown else KEPT_REMARK
+            new_grades.append(_as_before(old, previous_class.versions, now, unchanged_remark))
         else:
             grade = (
                 grade_by_hand(item.submission, assignment.rubric, assignment.examples)
                 if assignment.examples and name in assignment.examples.points
                 else _grade(assignment.rubric, item, result_of, hidden)
             )
-            new_grades.append(replace(grade, item_id=item.item_id, person=item.owner.display_name, versions=now))
+            was_held_back = old is not None and old.reason == UNASSIGNED_QUESTION and grade.has_nothing_yet
+            new_grades.append(
+                replace(
+                    grade,
+                    item_id=item.item_id,
+                    person=item.owner.display_name,
+                    versions=now,
+                    reason=NOT_SENT_YET if was_held_back else grade.reason,
+                )
+            )
     return new_grades
 
 
-def _as_before(
-    old: Grade, of_class: Mapping[str, str], now: Mapping[str, str], unchanged_remark: str = KEPT_REMARK
-) -> Grade:
+def _as_before(old: Grade, of_class: Mapping[str, str], now: Mapping[str, str], unchanged_remark: str) -> Grade:
     """Keep an old grade and add the remark that says why.
 
     `unchanged_remark` is used if its versions are the current ones.
@@ -93,7 +113,7 @@ def _as_before(
     # remark says that the rubric, solution or template was another one.
     versions = old.versions or ({} if EARLIER_REMARK in old.remarks else of_class)
     remark = unchanged_remark if versions == now else EARLIER_REMARK
-    other_remarks = [old_remark for old_remark in old.remarks if old_remark not in (KEPT_REMARK, EARLIER_REMARK)]
+    other_remarks = [text for text in old.remarks if text not in (KEPT_REMARK, NAMED_REMARK, EARLIER_REMARK)]
     return replace(old, remarks=(*other_remarks, *([remark] if remark else [])), versions=versions)
 
 

@@ -30,8 +30,11 @@ from producers.words import plural
 GradeState = Literal["graded", "incomplete", "failed", "empty", "link only", "waiting"]
 # A grade's reason while an answer is missing.
 NO_RESULT_YET = "no result yet"
+# The same where nothing was sent, because nobody knew whose the work is.
+NOT_SENT_YET = "not sent yet: it is known now whose it is, so run kvasir grade again"
 # Remarks on a grade that a later run has kept.
 KEPT_REMARK = "as it was graded before: the work, a model or a setting has changed since"
+NAMED_REMARK = "as it was graded before it was known whose it is: a name in a text is left out now"
 EXAMPLE_REMARK = "graded by hand: the others were graded with it as an example"
 EARLIER_REMARK = "as it was graded before, with another rubric, solution or template"
 

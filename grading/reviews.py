@@ -34,7 +34,7 @@ FILE = "reviews.jsonl"
 # Begins the reason of a decision that came from a regrade's round, and not from a person.
 ROUND_REASON = "regraded in round"
 AFTER_A_LOOK = "These hand grades were given with the model's points in sight, which makes people agree with them."
-MAX_TEXT = 20_000  # most characters of a feedback or a reason
+MAX_TEXT = 20_000  # maximum number of characters in a feedback or in a reason
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from decimal import Decimal
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path, PurePosixPath
 
 from grading.letters import letters
@@ -32,12 +32,24 @@ from producers.words import join_with_and
 
 FILE = "roster.json"
 ANSWERS = "assigned.jsonl"
+# The form of a line of answers. Lines without a form gave the person another stand-in in all texts (`Owner`).
+_ANSWER_FORM = "2"
 # Canvas's own test student.
 TEST_STUDENT = "Student, Test"
 # Names that Moodle shows in place of a hidden name, in the most common languages of Moodle.
 HIDDEN_NAMES = frozenset({"", "anon", "participant", "teilnehmer", "teilnehmerin", "participante", "student"})
-_SAY = "say whose with kvasir assign"
-UNASSIGNED_QUESTION = f"nothing in its name says whose it is: {_SAY}"
+SAY_WHOSE = "say whose with kvasir assign"
+# About a submission that is not sent until somebody answers, because other names say more.
+UNASSIGNED_QUESTION = f"nothing in its name says whose it is: {SAY_WHOSE}"
+# About a submission that is graded all the same, because few names or none match the roster.
+UNMATCHED_QUESTION = f"its name matches nobody in the roster: {SAY_WHOSE}"
+# Words in file names that are not the names of people. Those of two letters are usual abbreviations.
+FILE_WORDS = frozenset(
+    """
+    analysis assignment code coursework ex exercise exercises final homework hw lab main notebook notes plot problem
+    project ps question report script sheet solution submission task untitled work
+    """.split()  # noqa: SIM905  as the table of common words
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +78,10 @@ class Owner:
     display_name: str = ""
     # A question that a person must answer before anybody gets the grade.
     question: str = ""
-    is_explained: bool = True  # whether the submission's name follows a known pattern
+    is_explained: bool = True  # whether the submission's name follows a known pattern, whatever a person answered
     claim: Claim | None = None
+    # Whether texts keep the stand-ins that the people had while nobody knew that this is theirs. Prompts stay the same.
+    keeps_stand_ins: bool = False
 
     @property
     def name(self) -> str:
@@ -91,6 +105,8 @@ class Roster:
     people: tuple[Person, ...] = ()
     # The owner of each submission, by the submission's name: a person's number, or a group's name.
     answers: Mapping[str, str] = field(default_factory=dict)
+    # The submissions with an answer for which `Owner.keeps_stand_ins` holds.
+    keeping: frozenset[str] = frozenset()
 
     @cached_property
     def by_number(self) -> dict[str, Person]:
@@ -122,7 +138,10 @@ class Roster:
             filled_fields = {name: value for name, value in asdict(person).items() if value}
             people[person.key] = replace(people.get(person.key, person), **filled_fields)
         return Roster(
-            self.product or other_roster.product, tuple(people.values()), {**other_roster.answers, **self.answers}
+            self.product or other_roster.product,
+            tuple(people.values()),
+            {**other_roster.answers, **self.answers},
+            self.keeping | other_roster.keeping,
         )
 
     def find(self, text: str) -> Owner:
@@ -158,8 +177,10 @@ class Roster:
     def owners(self, submissions: Iterable[str]) -> dict[str, Owner]:
         """Return the owner of each submission. A person's answer takes precedence over the submission's name.
 
-        If more than one submission would belong to a person, none does until somebody has said which one counts. The
-        question is UNASSIGNED_QUESTION if a name follows no known pattern although most other names do.
+        If more than one submission would belong to a person, none does until somebody has said which one counts. If a
+        name follows no known pattern, the question is UNASSIGNED_QUESTION if most other names do, else
+        UNMATCHED_QUESTION if there is a roster. Answers don't count as names that follow a pattern, so that the first
+        ones don't turn one question into the other.
         """
         owners = {name: self._owner(name) for name in submissions}
         names_by_number: defaultdict[str, list[str]] = defaultdict(list)
@@ -172,12 +193,13 @@ class Roster:
             name_list = join_with_and([PurePosixPath(name).name for name in names])
             for name in set(names) - set(kept_names):
                 other_people = tuple(person for person in owners[name].people if person.number != number)
-                question = f"of {name_list} only one can count for {self.by_number[number].name or number}: {_SAY}"
+                question = f"of {name_list} only one can count for {self.by_number[number].name or number}: {SAY_WHOSE}"
                 owners[name] = replace(owners[name], people=other_people, question=question)
-        known_count = sum(owner.claim is not None or bool(owner.people) for owner in owners.values())
+        known_count = sum(owner.is_explained for owner in owners.values())
+        is_mostly_known = known_count > 1 and 2 * known_count > len(owners)
+        unexplained_question = UNASSIGNED_QUESTION if is_mostly_known else UNMATCHED_QUESTION if self.by_number else ""
         for name, owner in owners.items():
-            is_unassigned = not owner.is_explained and known_count > 1 and 2 * known_count > len(owners)
-            question = UNASSIGNED_QUESTION if is_unassigned else owner.question
+            question = owner.question if owner.is_explained or name in self.answers else unexplained_question
             claimed_name = f"{owner.claim.name}?" if owner.claim and owner.claim.name and question else ""
             owners[name] = replace(owner, display_name=self.display_name(owner) or claimed_name, question=question)
         return owners
@@ -202,9 +224,16 @@ class Roster:
         owner = self._by_name(submission)
         if answer := self.answers.get(submission):
             try:
-                return replace(self.find(answer), claim=owner.claim)
+                answered_owner = self.find(answer)
             except UsageError as error:  # another roster now
-                return replace(owner, people=(), group="", question=str(error), is_explained=True)
+                return replace(owner, people=(), group="", question=str(error))
+            return replace(
+                answered_owner,
+                claim=owner.claim,
+                is_explained=owner.is_explained,
+                keeps_stand_ins=submission in self.keeping
+                and (owner.keeps_stand_ins or owner.people != answered_owner.people),
+            )
         return owner
 
     def _by_name(self, submission: str) -> Owner:
@@ -248,33 +277,44 @@ class Roster:
             return replace(matches[0], claim=claim)
         discrepancy = f"{claim.number} is the number of {person.name}" if person else "the roster has none of that name"
         return Owner(
-            question=f"it is called {claim.name!r}, but {discrepancy}: {_SAY}" if claim.name else "", claim=claim
+            question=f"it is called {claim.name!r}, but {discrepancy}: {SAY_WHOSE}" if claim.name else "", claim=claim
         )
 
     def _by_hand(self, submission: str) -> Owner:
         """Find the person by a name that no LMS made.
 
-        The name must be a person's whole name, number or account. GitHub writes `<assignment>-<account>`.
+        The name must be a person's whole name, number or account. GitHub writes `<assignment>-<account>`. Only words
+        that name no person (`hw1`) may stand beside a whole name, and no other person's number.
         """
-        stem = PurePosixPath(submission).stem
+        stem, is_classroom = PurePosixPath(submission).stem, self.product == "classroom"
+        words = frozenset(word for word in _words(stem) if word[0] not in self._file_words)
         matches = [
             person
-            for person in self.by_number.values()
-            if person.number == stem
-            or (self.product == "classroom" and submission.casefold().endswith(f"-{person.number}"))
-            or (person.name and _words(person.name) == _words(stem))
+            for number, person in self.by_number.items()
+            if number == stem
+            or (is_classroom and submission.casefold().endswith(f"-{number}"))
+            or (words and words == _words(person.name))
         ]
-        matches.sort(key=lambda person: len(person.number), reverse=self.product == "classroom")
-        is_clear = bool(matches) and (len(matches) == 1 or self.product == "classroom")
-        return Owner((matches[0],)) if is_clear else Owner(is_explained=False)
+        matches.sort(key=lambda person: len(person.number), reverse=is_classroom)
+        numbers = self.by_number.keys() & set(re.split(r"[\W_]+", stem))
+        is_clear = bool(matches) and (is_classroom or (len(matches) == 1 and numbers <= {matches[0].number}))
+        return Owner((matches[0],), keeps_stand_ins=words != _words(stem)) if is_clear else Owner(is_explained=False)
+
+    @cached_property
+    def _file_words(self) -> frozenset[str]:
+        """The FILE_WORDS that may stand beside a name. A word in somebody's name may not, nor any beside an account."""
+        name_words = {word for person in self.people for word, _ in _words(person.name)}
+        return FILE_WORDS - name_words if self.product != "classroom" else frozenset()
 
 
 EMPTY_ROSTER = Roster()
 
 
-def _words(name: str) -> Counter[str]:
-    """Return a name's words, in any order."""
-    return Counter(filter(None, map(letters, re.split(r"[\W_]+", unicodedata.normalize("NFC", name)))))
+@lru_cache(maxsize=1 << 14)
+def _words(name: str) -> frozenset[tuple[str, int]]:
+    """Return a name's words in any order, each with how often it occurs."""
+    words = re.split(r"[\W_]+", unicodedata.normalize("NFC", name))
+    return frozenset(Counter(filter(None, map(letters, words))).items())
 
 
 # --- how the LMSs write names
@@ -325,7 +365,11 @@ def _read(path: Path) -> Roster:
     try:
         if path.name == ANSWERS:
             lines = Lines(path).read_all(lambda row: parse_as(Mapping[str, str], row, "it"), "answer")
-            return Roster(answers={answer.get("submission", ""): answer.get("person", "") for _, answer in lines})
+            last_answers = {answer.get("submission", ""): answer for _, answer in lines}
+            return Roster(
+                answers={name: answer.get("person", "") for name, answer in last_answers.items()},
+                keeping=frozenset(name for name, answer in last_answers.items() if answer.get("v") == _ANSWER_FORM),
+            )
         if path.name == FILE:
             roster: Roster = parse_as(Roster, from_json(read_ordinary(path)), "the roster")
             return roster
@@ -336,8 +380,7 @@ def _read(path: Path) -> Roster:
         raise BatchError(f"{path} can't be read ({error}); name the roster again with --roster") from None
 
 
-# Each key holds columns that only one kind of roster has. The value is its LMS, with the columns for number, name,
-# group and section.
+# Columns that only one kind of roster has -> the LMS, and its columns for number, name, group and section.
 _KINDS = {
     ("canvas_user_id", "group_name"): ("canvas", ("canvas_user_id", "name", "group_name", "sections")),
     ("github_username", "identifier"): ("classroom", ("github_username", "identifier")),
@@ -430,4 +473,4 @@ def keep_answer(folder: Path, submission: str, owner: Owner, by: str = "") -> No
     """Record whose a submission is. It is on disk on return. Raises BatchError."""
     person = owner.group or owner.people[0].number
     line = {"submission": submission, "person": person, "by": by, "at": time.strftime("%Y-%m-%dT%H:%M:%S%z")}
-    append_line(folder / ANSWERS, line, "answer")
+    append_line(folder / ANSWERS, {"v": _ANSWER_FORM, **line}, "answer")

@@ -39,12 +39,12 @@ from infra.config.next_command import next_command
 from infra.config.settings import ModelSettings, Settings
 from kvasir.connect import connect, is_cluster
 from kvasir.options import BatchPlace, default_folder
-from kvasir.plan.running_cluster import expectation
-from kvasir.terminal import TerminalProgress
+from kvasir.plan.cluster import expectation
+from kvasir.terminal import TerminalProgress, shortened
 from messages.errors import BatchError, BrokerUnavailable, StoreUnavailable, UsageError
 from messages.jobs import JobResult
 from monitoring.events import Observer
-from producers.batch.batch import Batch, Counts, manifest_of, other_form, report_lock
+from producers.batch.batch import Batch, Counts, exists, manifest_of, other_form, report_lock
 from producers.batch.runner import Progress, Runner
 from producers.storage.private import write_atomically
 from producers.words import join_with_and, plural, shorten_names
@@ -239,8 +239,10 @@ def open_class(
                 if changes := _describe_changes(batch, assignment, target.yes):
                     say(f"Changed since the class was planned: {changes}. What that touches is graded again.")
                 planning.plan(batch, assignment)
-                for name, question in planning.questions(assignment).items():
-                    say(one_line(f"{name}: {question}"))
+                questions = planning.questions(assignment)
+                for question in dict.fromkeys(questions.values()):
+                    names = [one_line(name) for name, own_question in questions.items() if own_question == question]
+                    say(shortened(f"{one_line(question)}: ", names))
                 yield batch, assignment
                 return
             source = batch.request.get("folder") or batch.request.get("prompts")
@@ -284,6 +286,12 @@ def place_of(request: GradeRequest, target: BatchPlace) -> Path:
     place = target.out or default_folder(request.folder, load_rubric(request.rubric).title)
     check_apart(request.folder, place)
     return place
+
+
+def with_answers(request: GradeRequest, place: Path) -> GradeRequest:
+    """Add what a batch of the same work in `place`, if there is one, keeps about whose each submission is."""
+    is_same = exists(place) and manifest_of(place)["request"].get("folder") == str(request.folder.resolve())
+    return replace(request, rosters=kept_files(place, request.rosters)) if is_same else request
 
 
 def exclusion_sentence(reasons: Mapping[str, str]) -> str:

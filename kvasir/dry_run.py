@@ -13,7 +13,7 @@ from grading.likeness import MAX_DISTANCE, CriterionAnswer, group_answers, own_t
 from grading.prompts.prompt import cut_summary, examples_text
 from grading.report.grades import one_line
 from grading.request import GradeRequest
-from grading.roster import TEST_STUDENT, Owner
+from grading.roster import ANSWERS, SAY_WHOSE, TEST_STUDENT, UNASSIGNED_QUESTION, UNMATCHED_QUESTION, Owner
 from grading.submissions.handed_in import ignored_files_sentence
 from grading.submissions.lms_names import student_id
 from grading.submissions.tokens import estimate_tokens
@@ -25,7 +25,7 @@ from kvasir.terminal import print_groups, print_table, say, say_json, shortened
 from messages.errors import ConfigError, Retry
 from messages.jobs import prompt_text
 from producers.client import Client
-from producers.words import plural
+from producers.words import join_with_and, plural
 
 # Fixed values, because a dry run makes no batch. Only a fence's length matters here, and that is always the same.
 _BATCH_ID = "dry-run"
@@ -42,6 +42,8 @@ def show_dry_run(settings: Settings, request: GradeRequest, as_json: bool) -> in
         summary = describe(assignment, *_counter(assignment, client))
         summary["outside"] = _outside(settings, assignment, client)
     say_json(summary | _pilot(assignment.items)) if as_json else _print(summary)
+    if not as_json and (answers := [path for path in request.rosters if path.name == ANSWERS]):
+        say(f"Whose each submission is goes by the answers in {join_with_and([*map(str, answers)])}")
     if not as_json and (sentence := _limit_sentence(assignment.items)):
         say(sentence)
     return 1 if any(item["problem"] for item in summary["submissions"]) else 0
@@ -91,7 +93,7 @@ def describe(
         "shared_prefix": [_shared_prefix(assignment, aspect, count) for aspect in models],
         "submissions": items,
         "left_out": assignment.request.excluded_paths,
-        "missing": _missing(assignment),
+        **_compared_with_roster(assignment),
         **({"ignored_files": ignored_files} if ignored_files else {}),
         **(
             {"examples": {"submissions": [*examples.points], "tokens": count(examples_text(examples))}}
@@ -101,12 +103,16 @@ def describe(
     }
 
 
-def _missing(assignment: Assignment) -> list[str]:
-    """Return the people in the roster who handed in nothing."""
+def _compared_with_roster(assignment: Assignment) -> dict[str, list[str]]:
+    """Return who of the roster handed in nothing, and submissions of nobody in the roster."""
     numbers = {person.number for item in assignment.items for person in item.owner.people}
-    roster = assignment.request.read_roster()
-    people = [person for person in roster.by_number.values() if person.number not in numbers]
-    return [roster.display_name(Owner((person,))) for person in people if person.name != TEST_STUDENT]
+    roster, is_whole = assignment.request.read_roster(), assignment.request.selection.is_whole
+    people = [person for person in roster.by_number.values() if person.number not in numbers and is_whole]
+    unmatched_names = [item.submission.name for item in assignment.items if roster.by_number and not item.owner.people]
+    return {
+        "missing": [roster.display_name(Owner((person,))) for person in people if person.name != TEST_STUDENT],
+        **({"unmatched": unmatched_names} if unmatched_names else {}),
+    }
 
 
 def _item(item: Item, count: Callable[[str], int], contexts: Mapping[str, int]) -> dict[str, Any]:
@@ -151,7 +157,7 @@ def _item(item: Item, count: Callable[[str], int], contexts: Mapping[str, int]) 
             )
         ),
         "remarks": [
-            *filter(None, (submission.problem, item.owner.question)),
+            *dict.fromkeys(filter(None, (submission.problem, item.owner.question))),
             *([f"{empty_reason}: 0 points without a model"] if submission.empty else []),
             *too_long,
             *(f"truncated: {line}" for line in cut_summary(item.cuts)),
@@ -222,9 +228,13 @@ def _print(summary: dict[str, Any]) -> None:
     print_groups(sorted(saying for item in items for saying in _sayings(item)))
     if summary["left_out"]:
         say(exclusion_sentence(summary["left_out"]))
+    if unmatched_names := [one_line(name) for name in summary.get("unmatched", ())]:
+        count = f"{len(unmatched_names):,} of {len(items):,}"
+        say(shortened(f"{count} names match nobody in the roster; once graded, {SAY_WHOSE}: ", unmatched_names))
     if summary["missing"]:
-        start = f"{len(summary['missing']):,} of the roster handed in nothing: "
-        say(shortened(start, [one_line(name) for name in summary["missing"]]))
+        start = f"{len(summary['missing']):,} of the roster handed in nothing"
+        proviso = ", unless under such a name: " if unmatched_names else ": "
+        say(shortened(f"{start}{proviso}", [one_line(name) for name in summary["missing"]]))
     if "ignored_files" in summary:
         say(summary["ignored_files"])
     say(f"{plural(summary['prompts'], 'prompt')}, {summary['prompt_tokens']:,} tokens ({counting_method})")
@@ -269,9 +279,10 @@ def _row(item: dict[str, Any]) -> list[str]:
 
 def _sayings(item: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
     """Yield what there is to say about a submission, for `print_groups`. Replaced copies are covered by their notes."""
-    said_otherwise = {item["problem"], *(f"replaces {name}" for name in item["replaces"])}
+    said_otherwise = {item["problem"], UNMATCHED_QUESTION, *(f"replaces {name}" for name in item["replaces"])}
     texts = {
-        "can't be read": [item["problem"]] if item["problem"] else [],
+        "unassigned": [item["problem"]] if item["problem"] == UNASSIGNED_QUESTION else [],
+        "can't be read": [item["problem"]] if item["problem"] not in ("", UNASSIGNED_QUESTION) else [],
         "to be reviewed": item["review_reasons"],
         "with remarks": [remark for remark in item["remarks"] if remark not in said_otherwise],
     }

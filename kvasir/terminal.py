@@ -131,10 +131,10 @@ class TerminalProgress:
 
 
 def _figures(counts: Counts) -> str:
-    """Format counts: `12/29 jobs, 41%, 1 unreadable`. The percentage is rounded down, so 100% means all."""
+    """Format counts: `12/29 jobs, 41%, 1 not sent`. The percentage is rounded down, so 100% means all."""
     parts = [
         (counts.failed - counts.unreadable, "failed"),
-        (counts.unreadable, "unreadable"),
+        (counts.unreadable, "not sent"),  # or unassigned
         (counts.cancelled, "cancelled"),
         (counts.expired, "expired"),
     ]

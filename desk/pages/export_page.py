@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Sequence
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
 import streamlit as st
@@ -14,6 +15,7 @@ from desk.text import escape_markdown
 from desk.view import BatchView
 from grading import export
 from grading.export import Choices, ExportFile, SinceLast
+from grading.export.final import NEEDS_REVIEW, LeftBlank, left_blank
 from grading.report.grades import save_graded
 from producers.words import plural
 
@@ -38,8 +40,7 @@ def show_export_page(desk: Desk, folder: Path) -> None:
     if not view.grades:
         st.caption("Nothing is graded yet.")
         return
-    include_unreviewed = st.checkbox("Include grades that nobody has reviewed yet", key="include unreviewed")
-    st.caption("A submission without points stays blank, never 0, and is listed under the file.")
+    include_unreviewed = st.checkbox("Include grades that still need review", key="include unreviewed")
     formats = {export_format.title: export_format for export_format in export.DESK_FORMATS}
     export_format = formats[str(st.selectbox("As", list(formats), key=f"export kind {folder}"))]
     if view.rubric and view.rubric.late:
@@ -63,7 +64,10 @@ def show_export_page(desk: Desk, folder: Path) -> None:
             export_file = export_format.make(folder, include_unreviewed=include_unreviewed, **choices)
             st.session_state["exported"] = (*asked, export_file, grades)
     last_export = st.session_state.get("exported")
-    if last_export and last_export[:4] == asked:
+    if not last_export or last_export[:4] != asked:
+        blanks = left_blank(row.final for row in desk.rows(folder)[1])
+        _list_blank([blank for blank in blanks if not (include_unreviewed and blank.reason.startswith(NEEDS_REVIEW))])
+    else:
         export_file, grades = last_export[4:]
         since = None
         if export_format.is_compared:
@@ -71,9 +75,7 @@ def show_export_page(desk: Desk, folder: Path) -> None:
                 since = export.since_last(folder, export_format.name, grades, export_file.held_ids)
                 st.write(escape_markdown(since.summary()))
                 if since.differences:
-                    show_text("\n".join(since.lines()[:_MAX_LINES]))
-                if len(since.differences) > _MAX_LINES:
-                    st.caption(f"The first {_MAX_LINES} of {len(since.differences)}.")
+                    _show_lines(since.lines())
             held_ids = export_file.held_ids
             held_grades = [final for final in grades if held_ids is None or final.grade.id in held_ids]
             for sentence in what_goes_out(held_grades, desk.rows(folder)[2]):
@@ -106,11 +108,20 @@ def _offer(folder: Path, file: ExportFile, since: SinceLast | None) -> None:
     st.download_button(f"Download {file.name}", file.data, file.name, file.media_type, **on_download)
     for note in file.notes:
         st.info(escape_markdown(note))
-    if file.left_blank:
-        st.warning(f"Left blank: {plural(len(file.left_blank), 'submission')}")
-        show_text("\n".join(f"{blank.submission}: {blank.reason}" for blank in file.left_blank[:_MAX_LINES]))
-        if len(file.left_blank) > _MAX_LINES:
-            st.caption(f"The first {_MAX_LINES} of {len(file.left_blank)}.")
+    _list_blank(file.left_blank)
+
+
+def _list_blank(blanks: Sequence[LeftBlank]) -> None:
+    """Name those that get no grade: as far as the class tells before the file is made, then as the file says."""
+    if blanks:
+        st.warning(f"Left blank, never 0: {plural(len(blanks), 'submission')}")
+        _show_lines([shorten(f"{blank.submission}: {blank.reason}", 200, placeholder=" …") for blank in blanks])
+
+
+def _show_lines(lines: Sequence[str]) -> None:
+    show_text("\n".join(lines[:_MAX_LINES]))
+    if len(lines) > _MAX_LINES:
+        st.caption(f"The first {_MAX_LINES} of {len(lines)}.")
 
 
 class _PageForm:

@@ -25,7 +25,7 @@ from desk.rows import standing_words
 from desk.text import escape_markdown
 from desk.work import Work
 from grading import planning
-from grading.roster import keep_answer, kept_files, read_rosters
+from grading.roster import UNASSIGNED_QUESTION, keep_answer, kept_files, read_rosters
 from producers.batch import batch as batches
 from producers.words import plural
 
@@ -120,7 +120,7 @@ def _dry_run(desk: Desk, folder: Path, inputs: Inputs) -> None:
 def _findings(desk: Desk, findings: dict[str, Any]) -> None:
     figures = {
         "Submissions": len(findings["submissions"]),
-        "Can't be read": sum(bool(item["problem"]) for item in findings["submissions"]),
+        "Can't be read": sum(item["problem"] not in ("", UNASSIGNED_QUESTION) for item in findings["submissions"]),
         "Truncated": sum(bool(item["cuts"]) for item in findings["submissions"]),
         "Prompt tokens": f"{findings['prompt_tokens']:,}",
     }

@@ -41,8 +41,12 @@ def _show_assignment(desk: Desk, folder: Path) -> None:
     with st.container(border=True):
         st.markdown("**{}**  \n{}  \n{}".format(*map(escape_markdown, (inputs.title, words, str(folder)))))
         show_problem(view)
-        if st.button("Open", key=f"open {folder}"):
-            go("Results" if any(row.state != "waiting" for row in rows) else "Grade", str(folder))
+        to_review = any(row.needs_review or row.awaits_reply for row in rows)
+        if st.button("Review" if to_review else "Open", f"open {folder}", type="primary" if to_review else "secondary"):
+            go(
+                "Review" if to_review else "Results" if any(row.state != "waiting" for row in rows) else "Grade",
+                str(folder),
+            )
 
 
 def _new(desk: Desk) -> None:

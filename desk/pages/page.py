@@ -6,6 +6,7 @@ from pathlib import Path
 
 import streamlit as st
 
+from desk.assignments import grading_work
 from desk.backend import Backend
 from desk.pages import (
     agreement_page,
@@ -22,7 +23,7 @@ from desk.pages import (
 from desk.pages.address import SECTIONS, follow_address, write_address
 from desk.pages.markup import Markup
 from desk.pages.shared import Desk, get_desk, identify_browser, show_errors
-from desk.rows import Row, without_points
+from desk.rows import Row, count_words
 from desk.text import escape_markdown
 from messages.errors import KvasirError
 
@@ -37,20 +38,14 @@ _PAGES: dict[str, Callable[[Desk, Path], None]] = {
     "Export": export_page.show_export_page,
     "Fleet": fleet_page.show_fleet_page,
 }
-# The keyboard keys of every page, under "", and the additional keys of some sections. The review screen lists its own
-# keys.
+# The keyboard keys, the same on every page: a list that changed with the section would fold shut.
 _KEYS = {
-    "": {
-        "Tab": "the next field or button; with Shift the one before",
-        "Enter, Space": "press the button, or tick the box",
-        "?": "this list",
-    },
-    "Results": {"↑, ↓": "the name in the next row, or the one before; Enter opens it"},
-    "Review": {"?": "all keys of the review"},
-    "Bound": {
-        "j, k": "the next, or the previous, submission",
-        "0 to 9": "so many points for the criterion marked ▸, which then moves on to the next",
-    },
+    "Tab": "the next field or button; with Shift the one before",
+    "Enter, Space": "press the button, or tick the box",
+    "↑, ↓": "in Results: the name in the next row, or the one before; Enter opens it",
+    "j, k": "in Bound: the next, or the previous, submission",
+    "0 to 9": "in Bound: so many points for the criterion marked ▸, which then moves on to the next",
+    "?": "this list; in Review all of its keys",
 }
 _OPEN_KEYS = """<script>
 if (!window.kvasirKeys) {
@@ -128,7 +123,7 @@ def show_desk_page(open_backend: Callable[[], Backend]) -> None:
             section = _section(desk, folder) if folder else ""
         with st.sidebar:
             markup = Markup()
-            markup.keys(_KEYS[""] | _KEYS.get(section, {}))
+            markup.keys(_KEYS)
             markup.draw()
             st.html(_OPEN_KEYS, unsafe_allow_javascript=True)
         if folder is None:
@@ -160,32 +155,28 @@ def _choose_assignment(desk: Desk) -> Path | None:
 def _section(desk: Desk, folder: Path) -> str:
     """Return the section chosen in the side bar, which shows what waits in each.
 
-    A page that changes this redraws the side bar.
+    While figures change by themselves, on the review screen and while a class is graded, only the page counts: the side
+    bar is not drawn again then.
     """
-    waits: dict[str, str] = {}
+    notes = _MEANINGS
     with suppress(KvasirError):  # the section's page reports this error
         waits = _waits(desk.rows(folder)[1])
-        st.session_state["counted"] = desk.by_people(folder)
-    captions = [waits.get(name, _MEANINGS.get(name, "")) for name in SECTIONS]
-    return str(st.sidebar.radio("Section", SECTIONS, captions=captions, key="section"))
+        notes = notes if st.session_state["section"] == "Review" or grading_work(folder).is_alive else notes | waits
+    return str(
+        st.sidebar.radio("Section", SECTIONS, captions=[notes.get(name, "") for name in SECTIONS], key="section")
+    )
 
 
 def _waits(rows: Sequence[Row]) -> dict[str, str]:
     """Return what waits in each section, in words and a colour. Sections in which nothing waits are left out."""
-    doubtful, pointless = sum(bool(row.needs_review) for row in rows), len(without_points(rows))
-    blanks = [(doubtful, "to review"), (pointless, "without points")]
-    blank_words = ", ".join(f"{count} {words}" for count, words in blanks if count)
-    counts = [
-        ("Grade", ":gray[●]", sum(row.state == "waiting" for row in rows), "not graded yet"),
-        ("Review", ":orange[●]", doubtful, "to review"),
-        ("Review", ":orange[●]", sum(row.awaits_reply for row in rows), "to reply to"),
-        ("Export", ":red[●]", doubtful + pointless, f"left blank: {blank_words}"),
-    ]
-    captions: dict[str, list[str]] = {}
-    for section, dot, count, words in counts:
-        if count:
-            captions.setdefault(section, []).append(f"{dot} {count} {words}")
-    return {section: "  \n".join(lines) for section, lines in captions.items()}
+    counts = count_words(rows)
+    blanks = ", ".join(counts[name] for name in ("review", "points") if name in counts)
+    captions = {
+        "Grade": [f":gray[●] {counts['open']}"] if "open" in counts else [],
+        "Review": [f":orange[●] {counts[name]}" for name in ("review", "reply") if name in counts],
+        "Export": [f":red[●] left blank: {blanks}"] if blanks else [],
+    }
+    return {section: "  \n".join(lines) for section, lines in captions.items() if lines}
 
 
 def _title(desk: Desk, folder: str) -> str:

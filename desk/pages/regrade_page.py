@@ -263,7 +263,7 @@ def _one_round(desk: Desk, folder: Path, view: BatchView, place: Path, work: Wor
         take_over,
         f"take {place}",
         left,
-        help="Save the round's points as reviews of this class. A person's decisions are not changed.",
+        help="Give each submission the points of this round. Points that a person has decided on stay as they are.",
     )
     action_button("Use this rubric for the class", adopt, f"adopt {place}", right)
 

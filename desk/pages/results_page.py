@@ -50,7 +50,9 @@ def _table(desk: Desk, folder: Path) -> None:
     reviewed = f"{sum(row.final.is_reviewed for row in rows)} reviewed; {standing_words(rows)}."
     st.caption(f"{plural(len(rows), 'submission')}: {outcomes(row.final.grade for row in rows)}. {reviewed}")
     if questions := open_questions(rows):
-        st.markdown(escape_markdown(f"Open questions: {questions}. They wait in Review; like ones in Like answers."))
+        st.markdown(escape_markdown(f"Open questions: {questions}. Like answers groups those that are alike."))
+        if st.button("Review", type="primary"):
+            go("Review")
     selection = select(rows, _filter())
     pages = page_count(selection)
     st.session_state["page"] = min(max(1, st.session_state.get("page", 1)), pages)
@@ -89,13 +91,10 @@ def _filter() -> Filter:
     return Filter(text, states, is_reviewed, needs_review, order=order)
 
 
-def _request_state(row: Row) -> str:
-    return "" if not row.requests else "waits for a reply" if row.awaits_reply else "replied"
-
-
 def _line(row: Row, criteria: list[str], has_requests: bool) -> dict[str, Any]:
     """Return a row of the table: whose it is, its cells, and the kind of its state."""
-    cells = [*_cells(row, criteria).values(), *([_request_state(row)] if has_requests else [])]
+    request_state = "waits for a reply" if row.awaits_reply else "replied" if row.requests else ""
+    cells = [*_cells(row, criteria).values(), *([request_state] if has_requests else [])]
     return {"id": row.final.grade.item_id, "cells": cells, "state": kind_of(row)}
 
 
@@ -143,7 +142,7 @@ def _read_in(folder: Path, rows: list[Row], upload: Any) -> None:
     """Read each upload only once, then redraw the table, which shows who has asked."""
     file_id, message = st.session_state.get("requests read", ("", ""))
     if file_id != upload.file_id:
-        requests, remark = export.requests_from(upload.getvalue(), [row.final for row in rows], decider())
+        requests, remark = export.requests_from(folder, upload.getvalue(), [row.final for row in rows], decider())
         new = export.add_requests(folder, requests)
         message = f"{plural(len(requests), 'request')} read, {new} of them new. {remark}".strip()
         st.session_state["requests read"] = (upload.file_id, message)

@@ -14,7 +14,6 @@ from desk.decisions import account
 from desk.pages.address import write_address
 from desk.pages.shared import Desk, browser_key, decider, draw_live, show_problem
 from desk.pages.work import SCRIPT, char_count, draw_work, is_cut
-from desk.review_screen.acts import ActAnswer
 from desk.review_screen.blocks import WorkBlocks
 from desk.review_screen.content import class_content, digest_of, same_comments, submission_content
 from desk.rows import QUEUES, Row, select
@@ -89,7 +88,7 @@ def _draw_screen(desk: Desk, folder: Path) -> None:
         return {name: (digest_of(part), part) for name, part in parts.items()}
 
     class_parts = desk.get_or_make(("review", folder), stamp, make_parts)
-    answers: Mapping[str, ActAnswer] = state.get("answers", {})
+    last_message = state.get("heard", ["", 0])
     _SCREEN(
         key=key,
         data={
@@ -99,15 +98,16 @@ def _draw_screen(desk: Desk, folder: Path) -> None:
             "browser": state["browser"],
             "name": state["me"],
             "account": account(),
-            "heard": state.get("heard", ["", 0]),
+            "heard": last_message[:2],
             "current": state["submission"],
             "show": state["show"],
+            "led": last_message[2:] != [state["submission"], state["show"]],  # by the address, or another page
             "elsewhere": sorted(elsewhere),
             "same": [
                 list(message.same),
                 same_comments(rows, overrides_by_item, *message.same, decider()) if len(message.same) == 2 else [],
             ],
-            "answers": {id: asdict(answer) for id, answer in answers.items()},
+            "answers": {id: asdict(answer) for id, answer in state.get("answers", {}).items()},
             "submissions": {
                 id: submission_content(by_id[id], overrides_by_item.get(id, {}))
                 | (_work(desk, view, view.item(by_id[id].number), by_id[id], message) if place <= _MOST_WORK else {})
@@ -116,10 +116,6 @@ def _draw_screen(desk: Desk, folder: Path) -> None:
         },
         on_message_change=lambda: _hear(desk, folder, key),
     )
-    # The side bar shows how many still wait. Redrawing it is most of the work, so it waits until nobody presses keys.
-    # It comes after the screen, because the screen's place would be empty meanwhile.
-    if not state.pop("has heard", False) and desk.by_people(folder) != state["counted"]:
-        st.rerun()
 
 
 def _sections(folder: Path, rows: Sequence[Row]) -> dict[str, str]:
@@ -170,9 +166,9 @@ def _hear(desk: Desk, folder: Path, key: str) -> None:
         state["show"] = message.show
     state["submission"] = message.submission
     state.pop("opened", None)
-    # Set only here: after a restart of the desk, Streamlit may show it an old message without calling this. Set last:
-    # each access to the state may end this function, and the screen goes where the desk says once it is heard.
-    state["heard"], state["has heard"] = [message.sender, message.number], True
+    # No other function sets this: after a restart of the desk, Streamlit can show an old message without calling this
+    # function. It is the last line, because each access to the state can end the function.
+    state["heard"] = [message.sender, message.number, message.submission, state["show"]]
 
 
 def _work(desk: Desk, view: BatchView, item: Item, row: Row, message: _Message) -> dict[str, Any]:

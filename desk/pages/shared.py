@@ -141,10 +141,6 @@ class Desk:
             stamp: tuple[int, ...] = self._facts["rows", folder][0]
             return stamp
 
-    def by_people(self, folder: Path) -> tuple[int, ...]:
-        """Return the part of `version` due to people: decisions, requests and replies. New results don't change it."""
-        return self.version(folder)[1:]
-
     def get_or_make(self, key: Hashable, stamp: Hashable, make: Callable[[], T]) -> T:
         """Return what `make` drew for this key, as `_latest`. Only the most recently used results are kept."""
         content = self._latest(self._drawn, key, stamp, make)

@@ -81,18 +81,20 @@ class Acts:
     def apply(self, rows_of: RowsOf, messages: Sequence[Mapping[str, Any]]) -> dict[str, ActAnswer]:
         """Do all acts that are not done yet, in order. Returns the answer to each by its id.
 
-        Invalid acts are skipped.
+        Invalid acts are skipped. After one that failed, no other on its submission is tried, since the first is done
+        when it is sent again, and would then replace what was decided after it.
         """
         answers: dict[str, ActAnswer] = {}
+        failures: dict[str, ActAnswer] = {}  # by submission
         with self._lock:
             for message in messages:
                 try:
                     act: Act = parse_as(Act, message, "the act")
                 except ValueError:
                     continue
-                answer = self._answers.get(act.id) or self._answer(rows_of, act)
-                if answer.state != "failed":
-                    self._answers[act.id] = answer
+                answer = self._answers.get(act.id) or failures.get(act.item_id) or self._answer(rows_of, act)
+                answer_map = failures if answer.state == "failed" else self._answers
+                answer_map[act.item_id if answer.state == "failed" else act.id] = answer
                 answers[act.id] = answer
         return answers
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from desk.decisions import ACCEPTED_REASON, TOGETHER_REASON, Overrides
-from desk.rows import QUEUES, Filter, Row, select
+from desk.rows import QUEUES, Filter, Row, select, standing_words
 from grading.export import Request
 from grading.points import CriterionGrade
 from grading.report.grades import show_distribution, show_points
@@ -62,6 +62,7 @@ def class_content(
         "open": {row.final.grade.item_id: open_ids for row in rows if (open_ids := _open_ids(row))},
         "phrases": phrases_of(rows, overrides_by_item),
         "reviewers": dict(reviewers.most_common()),
+        "standing": standing_words(rows),
     }
 
 
@@ -93,6 +94,7 @@ def submission_content(row: Row, standing: Overrides) -> dict[str, Any]:
         "whole": standing[None].points if None in standing else None,
         "state": state_words(row),
         "kind": kind_of(row),
+        "isWholeOpen": None not in standing and any(not doubt.criterion_id for doubt in grade.doubts),
         "remarks": list(row.final.grade.remarks),
         "reason": grade.reason,
         "summary": row.final.summary,

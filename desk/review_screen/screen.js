@@ -15,6 +15,7 @@ const GLANCE_MS = 400; // in which nobody reads a submission: a key pressed twic
 const LONGEST_PRESS_MS = 1500;
 const MOST_KEPT = 40; // submissions whose work is kept for a way back
 const SHARES = 6;
+const LONGEST_LINE = 160;
 
 const RULE = "Keys act on the open criterion, and it stays open: only ↑, ↓ or a click opens another one.";
 const MISQUOTED = {
@@ -22,10 +23,12 @@ const MISQUOTED = {
   "not their own": "The model quoted this; it is only in what the students were given:",
 };
 const KEYS = [
-  ["0 to 9", "points; two quick digits are one number, . adds a half, - goes before points that are taken off"],
+  ["0 to 9", "so many points; 1 and then 2 within half a second are 12"],
+  [".", "half a point more: 3 and then . are 3.5"],
+  ["-", "pressed before the digit, where points are taken off: - and then 2 are −2"],
   ["↑ ↓", "open the criterion above, or below"],
-  ["Enter", "save the change, and on to the next submission; with nothing changed, the same as a"],
-  ["a", "leave it as it is, and on to the next"],
+  ["Enter", "save the change, and on to the next submission; with nothing changed, accept"],
+  ["a", "accept the grade as it is, and on to the next"],
   ["r", "another reason for the change, from the list"],
   ["c", "a comment that was used before, from the list"],
   ["e", "write the comment: typing replaces the old one; Enter ends it, Shift Enter is a new line"],
@@ -51,6 +54,8 @@ class Screen {
     this.acted = 0; // the number of the last act
     this.sent = 0; // the number of the last message, and of the last one that was answered
     this.heard = 0;
+    this.told = {}; // by message that is unanswered: where the person was
+    this.sentAt = 0;
     this.tries = 0;
     this.classes = {}; // by batch
     addEventListener("keydown", (event) => this.onKey(event), true);
@@ -84,22 +89,35 @@ class Screen {
     const isNew = root !== this.root;
     if (isNew) this.mount(root);
     this.takeAnswers(data.answers);
-    // The address leads elsewhere: the browser's Back, or a link. Until the desk knows where we are, it says the old place.
-    // Streamlit may make the screen anew at any time, also then.
     const isKnown = this.heard === this.sent && !this.isUntold;
-    const mayFollow = isKnown || (isNew && data.current !== this.toldPlace);
-    this.toldPlace = data.current;
-    if (mayFollow && data.show !== this.show) {
+    if (this.isLed(data, isKnown)) {
+      if (data.show !== this.show) this.queue = [];
       this.show = data.show;
-      this.queue = [];
+      if (data.current !== this.shown) this.enter(data.current);
+      this.later(); // the desk knows a lead by its not being the place that it was told last
     }
-    if (mayFollow && data.current !== this.shown) this.enter(data.current);
     if (isNew) this.showSomething();
-    if (isNew && !isKnown) this.later();
+    if ((isNew && !isKnown) || (isKnown && data.current !== this.shown)) this.later();
     this.takeSame(...data.same);
     this.extendQueue();
     this.render();
     this.whenNeeded();
+  }
+
+  /**
+   * Whether to go where the desk says: at first, and once for each time that the address (Back, a link) or another page
+   * leads elsewhere. A place that the screen has told itself is none: the person may have gone on since. Nor is one that
+   * the address has left: a run of Streamlit may still have the address from before the last step.
+   */
+  isLed({ heard, current, show, led }, isKnown) {
+    const lead = `${heard} ${current} ${show}`;
+    for (const number of Object.keys(this.told)) if (number <= this.heard) delete this.told[number];
+    const address = new URLSearchParams(location.search).get("submission");
+    const isNewLead = led && lead !== this.lead && (heard[0] === this.sender || isKnown);
+    const mayFollow = isNewLead && (!address || address === current) && !Object.values(this.told).includes(current);
+    if (this.shown !== null && this.data.people[this.shown] && !mayFollow) return false;
+    this.lead = lead;
+    return true;
   }
 
   /** Who comes to a queue that is empty by now is shown another one, and told so. */
@@ -123,8 +141,8 @@ class Screen {
       known.people = Object.fromEntries(people.map(([id, name, section, doubts]) => [id, { name, section, doubts, criteria: open[id] || [] }]));
       known.queues = { ...queues, all: people.map(([id]) => id) };
     }
-    const { criteria, phrases, reviewers } = known.parts;
-    return { criteria, phrases, reviewers, people: known.people, queues: known.queues };
+    const { criteria, phrases, reviewers, standing } = known.parts;
+    return { criteria, phrases, reviewers, standing, people: known.people, queues: known.queues };
   }
 
   begin(data) {
@@ -139,7 +157,7 @@ class Screen {
     this.undoable = JSON.parse(sessionStorage.getItem(this.prefix + "undo") || "[]");
     this.settings = { order: "", share: "", blind: false, ...this.stored("settings")[""] };
     this.show = data.show;
-    this.shown = this.toldPlace = null;
+    this.shown = null;
     this.queue = [];
     this.refusals = [];
     this.same = null;
@@ -276,6 +294,7 @@ class Screen {
     if (this.heard === this.sent) this.waitingSince = performance.now();
     this.isUntold = false;
     this.sent += 1;
+    this.told[this.sent] = this.shown;
     this.sentAt = performance.now();
     const have = {};
     for (const [id, content] of this.cache) if (content.work) have[id] = content.workVersion;
@@ -402,6 +421,7 @@ class Screen {
 
   enter(id) {
     this.endEntry();
+    if (!this.over.hidden) this.close(); // a list is about the submission before
     this.shown = id;
     this.enteredAt = performance.now();
     this.active = null;
@@ -511,8 +531,6 @@ class Screen {
       return this.accept();
     }
     if (this.grade.querySelector('[aria-invalid="true"]')) return this.say("These points can't be given: nothing is saved.");
-    if (!draft && performance.now() - this.enteredAt < GLANCE_MS)
-      return this.say("Nothing is changed here: Enter once more leaves it as it is.");
     if (!draft) return this.accept();
     const changes = {};
     for (const [id, change] of Object.entries(draft.changes)) changes[id] = { ...change, reason: this.reason(id) };
@@ -521,28 +539,46 @@ class Screen {
       const from = id === SUMMARY ? before.summary : before.feedback[id];
       if (feedback && from && feedback !== from) this.same = { id, from, to: feedback, reason, item: this.shown };
     }
-    const doubtful = this.data.people[this.shown]?.criteria || [];
-    const { criteria } = this.state();
-    const open = SUMMARY in changes ? [] : criteria.filter(({ id }) => doubtful.includes(id) && !changes[id]);
-    const misfits = criteria.filter((criterion) => changes[criterion.id] && isMisfit(criterion));
+    const left = this.unfinished("there");
     const act = this.act("decide", { item_id: this.shown, version: draft.version, seen: draft.seen, changes });
     this.remember(act, before);
     this.setDraft(this.shown, undefined);
-    const left = open.length ? ` Still to decide there: ${open.map(({ title }) => title).join(", ")}. k goes back, a accepts the rest.` : "";
-    const old = misfits.length ? ` Its feedback on ${misfits.map(({ title }) => title).join(", ")} was written for other points. k goes back, x leaves it out.` : "";
-    this.leave(`Saved: ${this.name(act.item_id)}.${left}${old}`);
+    this.leave(`Saved: ${this.name(act.item_id)}.${left}${left && " k goes back."}`);
+  }
+
+  /** What saving leaves undone on this submission, in sentences: said before it is saved, and after. */
+  unfinished(place) {
+    const { changes } = this.drafts[this.shown];
+    const { criteria } = this.state();
+    const open = this.stillOpen();
+    const isSeen = ({ id }) => place === "here" && id === this.active; // its row says so
+    const titles = criteria.filter((each) => changes[each.id] && isMisfit(each) && !isSeen(each)).map(({ title }) => title).join(", ");
+    const blank = open.length ? ` Still to decide ${place}, or blank: ${open.join(", ")}; a accepts the rest.` : "";
+    return blank + (titles ? ` Feedback on ${titles} is for other points.` : "");
+  }
+
+  /** What stays undecided when the changes made here are saved: titles of criteria, and the work as a whole. */
+  stillOpen() {
+    const { criteria, isWholeOpen, kind } = this.state();
+    const acts = this.acts.filter((act) => act.item_id === this.shown && act.changes);
+    const changed = Object.assign({}, ...acts.map(({ changes }) => changes), this.drafts[this.shown]?.changes);
+    if (SUMMARY in changed || kind === "settled") return [];
+    const ids = this.data.people[this.shown]?.criteria || [];
+    const titles = criteria.filter(({ id }) => ids.includes(id) && !(id in changed)).map(({ title }) => title);
+    return [...titles, ...(isWholeOpen ? ["the work as a whole"] : [])];
   }
 
   accept() {
     this.endEntry();
     if (this.isConflict(this.shown)) return this.say("Choose first which decision counts.");
-    if (this.drafts[this.shown]) return this.say("There are unsaved changes: Enter saves them, z discards them.");
+    if (this.drafts[this.shown]) return this.say("Not saved yet: Enter saves the changes, z discards them.");
     if (!this.cache.get(this.shown)?.criteria) return this.say(ON_ITS_WAY);
     if (this.state().kind === "waiting") return this.say("This one is not graded yet: j goes to the next.");
+    if (performance.now() - this.enteredAt < GLANCE_MS) return this.say("Nothing is changed here: once more accepts it as it is.");
     const before = this.state().saved;
     const act = this.act("accept", { item_id: this.shown });
     this.remember(act, before);
-    this.leave(`Left as it is: ${this.name(act.item_id)}.`);
+    this.leave(`Accepted: ${this.name(act.item_id)}.`);
   }
 
   remember(act, before) {
@@ -554,6 +590,7 @@ class Screen {
     const [id] = this.ahead(1);
     if (id) return this.go(id, status);
     this.status = `${status} There is none after this one.`;
+    this.enteredAt = performance.now(); // a key pressed twice decides once here, too
     this.render();
     this.later();
   }
@@ -602,8 +639,8 @@ class Screen {
     return true;
   }
 
-  typeDigit(digit) {
-    const { entry } = this;
+  typeDigit(digit, at) {
+    const entry = this.entryAt(at);
     if (entry?.isHalf && digit === "5") return; // 2.5, typed in full
     if (entry?.isHalf) return this.say("Keys give halves: write other points into the field.");
     const criterion = this.current();
@@ -614,23 +651,29 @@ class Screen {
     const text = (largest < 10 ? "" : entry?.text || "") + digit;
     if (Number(text) > largest) return this.say(`Points go from ${criterion.min} to ${criterion.max}.`);
     if (!this.give(criterion.id, (isNegative ? -1 : 1) * Number(text) || 0)) return;
-    this.beginEntry({ text, isNegative });
+    this.beginEntry({ text, isNegative, at });
   }
 
-  typeHalf() {
-    const { entry } = this;
+  typeHalf(at) {
+    const entry = this.entryAt(at);
     const criterion = this.current();
     if (!criterion) return this.sayNoPoints();
     if (entry?.isHalf) return;
     const number = Math.floor(Math.abs(criterion.points ?? 0)) + 0.5;
     const isNegative = entry ? entry.isNegative : criterion.points < 0 || criterion.max <= 0;
-    if (this.give(criterion.id, isNegative ? -number : number)) this.beginEntry({ isHalf: true });
+    if (this.give(criterion.id, isNegative ? -number : number)) this.beginEntry({ isHalf: true, at });
+  }
+
+  /** The number that this key belongs to, if any. Keys are told apart by when they were pressed: a busy page hears them late. */
+  entryAt(at) {
+    if (this.entry && at - this.entry.at > PAUSE_MS) this.endEntry();
+    return this.entry;
   }
 
   /** A number that stands there already, and may grow until a pause. */
   beginEntry(entry) {
     this.endEntry();
-    this.entry = { ...entry, timer: setTimeout(() => this.endEntry(), PAUSE_MS) };
+    this.entry = entry;
     this.status = "";
     this.render();
   }
@@ -648,7 +691,6 @@ class Screen {
   }
 
   endEntry() {
-    clearTimeout(this.entry?.timer);
     this.entry = null;
     this.isNegative = false;
   }
@@ -710,18 +752,18 @@ class Screen {
     else if (target.type === "radio" && event.key.startsWith("Arrow")) return;
     const key = event.key.length === 1 ? event.key.toLowerCase() : event.key;
     if (event.repeat && (key === "Enter" || key === "a")) event.preventDefault(); // a key that is held decides once
-    else if (/^[0-9]$/.test(key)) this.typeDigit(key);
+    else if (/^[0-9]$/.test(key)) this.typeDigit(key, event.timeStamp);
     else if (key === " " && event.shiftKey) this.scrollWork(-1);
-    else if (this.keys()[key]) this.keys()[key]();
+    else if (this.keys(event.timeStamp)[key]) this.keys(event.timeStamp)[key]();
     else return;
     event.preventDefault();
     event.stopImmediatePropagation();
   }
 
-  keys() {
+  keys(at) {
     return {
-      ".": () => this.typeHalf(),
-      ",": () => this.typeHalf(),
+      ".": () => this.typeHalf(at),
+      ",": () => this.typeHalf(at),
       "-": () => this.typeMinus(),
       " ": () => this.scrollWork(1),
       ArrowUp: () => this.step(-1),
@@ -866,7 +908,7 @@ class Screen {
     for (const name of ["who", "place", "alert", "work", "grade", "spoken", "over"]) this[name] = find(name);
     this.workKey = this.drawn = "";
     this.yourName = this.data.name;
-    const actions = { save: "save", accept: "accept", undo: "undo", find: "find", help: "help", needs: "goToWaiting" };
+    const actions = { save: "save", undo: "undo", find: "find", help: "help", needs: "goToWaiting" };
     for (const [name, method] of Object.entries(actions)) find(name).addEventListener("click", () => this[method]());
     find("view").addEventListener("click", ({ target }) =>
       target.setAttribute("aria-expanded", String(find("bar").classList.toggle("kv-all"))));
@@ -950,15 +992,13 @@ class Screen {
   }
 
   renderBar() {
-    const { queues, people } = this.data;
+    const { queues } = this.data;
     this.who.textContent = this.name(this.shown);
-    const counts = [`${queues["needs review"].length} of ${Object.keys(people).length} need review`];
-    if (queues["asked for another look"].length) counts.push(`${queues["asked for another look"].length} asked for another look`);
-    if (queues["without points"].length) counts.push(`${queues["without points"].length} without points`);
-    const share = queues["needs review"].filter((id) => this.isMine(id)).length;
-    if (this.settings.share) counts.push(`${share} of them in my part`);
+    const share = this.settings.share ? `, ${queues["needs review"].filter((id) => this.isMine(id)).length} of them in my part` : "";
+    const order = this.show === "needs review" ? ", most doubts first" : ", in the order of the files";
     const shown = [this.show, this.settings.order && `only ${this.settings.order}`].filter(Boolean).join(", ");
-    this.place.textContent = `${this.queue.indexOf(this.shown) + 1} of ${this.queue.length} shown (${shown}) · in the class ${counts.join(" · ")}`;
+    this.place.replaceChildren(`${this.queue.indexOf(this.shown) + 1} of ${this.queue.length} shown (${shown}`,
+      make("span", { class: "kv-wide" }, order), `) · in the class: ${this.data.standing}${share}`);
     this.fields.show.value = this.show;
     this.fields.order.value = this.settings.order;
     this.fields.share.value = this.settings.share;
@@ -989,14 +1029,16 @@ class Screen {
   }
 
   sameAlert() {
-    const { from, places } = this.same;
+    const { from, to, item: changed, places } = this.same;
     const free = places.filter(([, , who]) => !who);
     const theirs = places.filter(([, , who]) => who).map(([item, , who]) => `${this.name(item)} (${who})`);
     const button = (words, key, action) =>
       make("button", { type: "button", onclick: action }, make("span", {}, words), " ", make("kbd", {}, key));
     const others = places.length === 1 ? "1 other submission has" : `${places.length} other submissions have`;
+    const clip = (text) => (text.length > 60 ? `${text.slice(0, 57).trimEnd()} …` : text);
+    const names = free.slice(0, 5).map(([item]) => this.name(item)).join(", ") + (free.length > 5 ? ` and ${free.length - 5} more` : "");
     const where = theirs.length ? `${free.length} of them` : places.length === 1 ? "it" : `all ${places.length}`;
-    return make("div", {}, `You changed a comment that ${others} as well: “${from.length > 80 ? `${from.slice(0, 80)}…` : from}”. `,
+    return make("div", {}, `For ${this.name(changed)} you changed “${clip(from)}” to “${clip(to)}”. ${others} the old comment${names && `: ${names}`}. `,
       ...(free.length ? [button(`Change it on ${where}`, "Y", () => this.changeSame()), " "] : []),
       button("Leave it there", "N", () => this.leaveSame()),
       theirs.length ? ` Decided by others, and not changed: ${theirs.slice(0, 9).join(", ")}${theirs.length > 9 ? ", …" : ""}.` : "");
@@ -1010,7 +1052,7 @@ class Screen {
     const labels = new Set(decisions.map(({ label }) => label));
     const undone = draft.seen.filter(({ label }) => !labels.has(label));
     const mine = draft.accept && !Object.keys(draft.changes).length
-      ? [make("div", {}, "left as it is")]
+      ? [make("div", {}, "accepted as it is")]
       : Object.entries(draft.changes).map(([id, change]) => line({ label: id || "whole", points: change.points === undefined ? "" : show(change.points), reason: this.reason(id), by: "" }));
     return make("div", {},
       make("p", {}, "Somebody has decided on this submission since you began. Nothing of yours is saved yet."),
@@ -1071,7 +1113,7 @@ class Screen {
     const focus = focused && { key: keyOf(focused), at: [focused.selectionStart, focused.selectionEnd] };
     this.grade.replaceChildren(this.head(state), ...this.rowsOf(state).map((id) => this.row(state, id)));
     this.grade.scrollTop = scrollTop;
-    const places = [...this.grade.querySelectorAll("button, input, select, textarea, [tabindex]")];
+    const places = [...this.grade.querySelectorAll("button, input, select, textarea, summary, [tabindex]")];
     const again = focus?.key && places.find((place) => keyOf(place) === focus.key);
     if (again) {
       again.focus({ preventScroll: true });
@@ -1084,14 +1126,15 @@ class Screen {
     const isMoved = this.drafts[this.shown] || this.acts.some((act) => act.item_id === this.shown);
     const sum = points.includes(null) ? null : Math.max(0, Number(points.reduce((total, each) => total + each, 0).toFixed(6)));
     const total = isMoved && state.whole === null ? show(sum) : state.points || "–";
+    const isOpen = isMoved && total !== "–" && this.stillOpen().length > 0;
     return make("div", {},
       make("div", { class: "kv-head" },
-        make("strong", {}, `Final points ${total} / ${state.max}`),
+        make("strong", {}, isOpen ? `Final points – / ${state.max}; ${total} once all is decided` : `Final points ${total} / ${state.max}`),
         make("span", {}, `By the model ${state.model || "–"}`),
-        make("span", { class: `state state-${state.kind}` }, state.words || state.state)),
+        make("span", { class: `state state-${state.kind}` }, ...brief(state.state))),
       ...(state.penalty ? [make("p", { class: "kv-faint" }, state.penalty)] : []),
       ...(state.reason ? [make("p", { class: "kv-problem" }, state.reason)] : []),
-      ...state.remarks.map((remark) => make("p", { class: "kv-faint" }, `remark: ${remark}`)));
+      ...state.remarks.map((remark) => make("p", { class: "kv-faint" }, ...brief(`remark: ${remark}`))));
   }
 
   row(state, id) {
@@ -1133,7 +1176,7 @@ class Screen {
       oninput: ({ target }) => this.typePoints(id, target) });
     field.value = criterion.points ?? "";
     return [
-      ...criterion.doubts.map((doubt) => make("p", { class: isOpen ? "kv-flag" : "kv-faint" }, isOpen ? `⚑ ${doubt}` : `settled: ${doubt}`)),
+      ...criterion.doubts.map((doubt) => make("p", { class: isOpen ? "kv-flag" : "kv-faint" }, ...brief(isOpen ? `⚑ ${doubt}` : `settled: ${doubt}`))),
       ...(guidance ? [make("pre", { class: "kv-text", "aria-label": "Guidance", tabindex: "0" }, guidance)] : []),
       make("p", { class: "kv-faint" }, criterion.model === null ? criterion.reason || model : `${model}; evidence ${criterion.found}`,
         criterion.likelihoods ? ` · ${criterion.likelihoods}` : ""),
@@ -1161,11 +1204,11 @@ class Screen {
     const area = make("textarea", { "aria-label": label, rows: "2", "data-key": "comment", placeholder: "Nothing is said here.", oninput: ({ target }) => { this.change(id, { feedback: target.value }); this.renderFoot(); } });
     area.value = text;
     const used = (this.data.phrases.comments[id] || []).length;
-    const fields = [make("span", { class: "kv-label" }, label, make("span", { class: "kv-hint" }, "Enter: done. Shift Enter: a new line."), used ? make("button", { type: "button", class: "kv-used", onclick: () => this.listComments() }, make("span", {}, "Used before"), " ", make("kbd", {}, "C")) : ""), ...notes, area];
+    const fields = [make("span", { class: "kv-label" }, `${label}, for the student`, make("span", { class: "kv-hint" }, "Enter ends it."), used ? make("button", { type: "button", class: "kv-used", onclick: () => this.listComments() }, make("span", {}, "Used before"), " ", make("kbd", {}, "C")) : ""), ...notes, area];
     if (!this.drafts[this.shown]?.changes[id]) return fields;
     const reason = make("input", { "aria-label": "Reason for the change", autocomplete: "off", "data-key": "reason", oninput: ({ target }) => this.change(id, { reason: target.value.trim() || undefined }) });
     reason.value = this.reason(id);
-    return [...fields, make("span", { class: "kv-label" }, "Reason for the change"),
+    return [...fields, make("span", { class: "kv-label" }, "Reason, for the course team", make("span", { class: "kv-hint" }, "Taken as it stands unless you choose another.")),
       make("div", { class: "kv-line" }, reason, make("button", { type: "button", onclick: () => this.listReasons() }, make("span", {}, "Reasons"), " ", make("kbd", {}, "R")))];
   }
 
@@ -1229,11 +1272,12 @@ class Screen {
   renderFoot() {
     const isUnsaved = !!this.drafts[this.shown];
     const state = this.state();
-    const words = this.status || (isUnsaved ? "There are unsaved changes." : "");
+    const words = this.status || (isUnsaved ? `Not saved yet.${this.unfinished("here")}` : "");
     const line = this.acts.length ? `${words} ${this.acts.length} not confirmed yet.` : words;
     const button = (name) => this.root.querySelector(`.kv-${name}`);
     if (button("status").textContent !== line) button("status").textContent = line;
-    button("accept").disabled = isUnsaved || !!state.isBlank;
+    button("save").firstChild.textContent = isUnsaved ? "Save and next" : "Accept and next";
+    button("save").disabled = !isUnsaved && !!state.isBlank;
     button("undo").disabled = !isUnsaved && !this.undoable.length;
     button("next").disabled = !this.ahead(1).length;
     button("previous").disabled = !this.ahead(-1).length;
@@ -1249,6 +1293,15 @@ class Screen {
       else if (inner.bottom > outer.bottom) this.grade.scrollTop += inner.bottom - outer.bottom + 6;
     } else if (this.isByPointer === false) row.scrollIntoView({ block: "nearest" }); // the page scrolls, and keys are pressed
   }
+}
+
+/** The beginning of a text, and the rest of a long one behind a click. */
+function brief(text) {
+  if (text.length <= LONGEST_LINE) return [text];
+  const end = text.lastIndexOf(" ", LONGEST_LINE - 40);
+  const at = end > 0 ? end : LONGEST_LINE - 40;
+  const summary = make("summary", { "data-key": `more ${text}` }, `${text.slice(0, at)} … `, make("u", {}, "more"));
+  return [make("details", {}, summary, text.slice(at))];
 }
 
 /** What an element is called, in this drawing and the next. */
@@ -1271,7 +1324,7 @@ function applyAct(state, act) {
       criterion.feedback = act.before.feedback[criterion.id];
     }
   }
-  if (act.kind === "accept") Object.assign(state, { kind: "settled", state: "Left as it is." });
+  if (act.kind === "accept") Object.assign(state, { kind: "settled", state: "Accepted as it is." });
 }
 
 function applyChanges(state, changes) {

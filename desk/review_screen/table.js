@@ -8,7 +8,7 @@ function cell(tag, ...children) {
 
 function draw({ data, setStateValue, setTriggerValue }, root) {
   const chosen = new Set(data.chosen);
-  const head = cell("tr", ...["choose", ...data.columns].map((name) => {
+  const head = cell("tr", ...["", ...data.columns].map((name) => {
     const [first, ...others] = name.split(/(?<=_)/);
     const column = cell("th", first, ...others.flatMap((part) => [document.createElement("wbr"), part]));
     column.scope = "col";
@@ -28,7 +28,11 @@ function draw({ data, setStateValue, setTriggerValue }, root) {
     const open = cell("button", name);
     open.type = "button";
     open.dataset.key = `open ${id}`;
-    const line = cell("tr", cell("td", box), cell("td", open), ...others.map((text) => cell("td", text)));
+    const line = cell("tr", cell("td", box), cell("td", open), ...others.map((text) => {
+      const short = cell("td", text.length > 160 ? `${text.slice(0, 150).trimEnd()} …` : text); // all of it is in Review
+      short.title = text.length > 160 ? text : "";
+      return short;
+    }));
     line.children[data.columns.indexOf("remarks") + 1].className = "kv-remarks";
     line.children[2].replaceChildren(Object.assign(cell("span", others[0]), { className: `state state-${state}` }));
     line.addEventListener("click", ({ target }) => {

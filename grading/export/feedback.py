@@ -14,6 +14,7 @@ from typing import Literal
 from grading.export.final import ExportFile, FinalGrade, final_grades, left_blank
 from grading.export.format import ExportFormat, ExportOption
 from grading.report.grades import one_line, show_points
+from grading.roster import Owner, canvas_name, kept_files, read_rosters
 
 FeedbackKind = Literal["md", "html"]
 
@@ -35,12 +36,17 @@ def export_feedback(
 ) -> ExportFile:
     """Make a zip with one file for each student, named after the submission. Raises BatchError.
 
+    Where only a person's answer says whose it is, name and number stand before that name, as in Canvas's files.
     Students without a final grade get no file. Feedback that repeats confidential text is withheld and listed.
     """
     graded_class, grades = final_grades(folder, include_unreviewed)
+    owners = read_rosters(kept_files(folder)).owners(final.submission for final in grades)
     used_file_names: set[str] = set()
     files = (
-        (_file_name(final.submission, kind, used_file_names), feedback_text(graded_class.title, final, kind))
+        (
+            _file_name(final.submission, owners[final.submission], kind, used_file_names),
+            feedback_text(graded_class.title, final, kind),
+        )
         for final in grades
         if final.points is not None
     )
@@ -67,9 +73,10 @@ def _withheld_note(final: FinalGrade) -> str:
     return f"feedback withheld for {', '.join(ids)}: it repeats what only graders see" if ids else ""
 
 
-def _file_name(submission: str, kind: FeedbackKind, used_names: set[str]) -> str:
+def _file_name(submission: str, owner: Owner, kind: FeedbackKind, used_names: set[str]) -> str:
     """Return a file name that is valid on every system and that no other submission has."""
-    stem = re.sub(r"[^\w.\- ]", "_", PurePosixPath(submission).name).strip(". ")[:120]
+    claim = [canvas_name(owner.name), *sorted(owner.numbers)] if owner.people and not owner.is_explained else []
+    stem = re.sub(r"[^\w.\- ]", "_", "_".join([*claim, PurePosixPath(submission).name])).strip(". ")[:120]
     stem = stem.encode()[:_NAME_BYTES].decode("utf-8", "ignore") or "submission"
     name, number = f"{stem}.{kind}", 1
     while name.casefold() in used_names:

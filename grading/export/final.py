@@ -8,7 +8,15 @@ from grading.export.late import UNKNOWN_DELAY, Late, Penalty, late_of
 from grading.points import CriterionGrade, Doubt, Grade, total_of
 from grading.report.grades import FILE, GradedClass, load_graded, one_line, show_points
 from grading.reviews import Override, current_decisions, read_overrides
-from grading.roster import UNASSIGNED_QUESTION, Owner, kept_files, read_rosters, roster_in
+from grading.roster import (
+    SAY_WHOSE,
+    UNASSIGNED_QUESTION,
+    UNMATCHED_QUESTION,
+    Owner,
+    kept_files,
+    read_rosters,
+    roster_in,
+)
 from grading.rubric.rubric import Points, exact, plain, total_points
 from grading.tables import Sheet, cell, differs
 from producers.words import join_with_and, plural
@@ -227,10 +235,13 @@ class FilledIn:
             missing_people = [
                 person.name or person.number for person in owner.people if person.number not in self.listed_numbers
             ]
-            if owner.question not in ("", UNASSIGNED_QUESTION) or (owner.people and not missing_people):
+            if owner.question not in ("", UNASSIGNED_QUESTION, UNMATCHED_QUESTION) or (
+                owner.people and not missing_people
+            ):
                 return owner.question
             if not owner.people:
-                return not_listed if owner.claim and owner.claim.product == self.product else no_id
+                hint = "" if owner.claim or SAY_WHOSE in final.why_blank else f": {SAY_WHOSE}"
+                return not_listed if owner.claim and owner.claim.product == self.product else f"{no_id}{hint}"
             return f"{join_with_and(missing_people)}: {not_listed}" if owner.group else not_listed
 
         return left_blank(self.grades, why_out)
@@ -288,6 +299,12 @@ def changes(place: str, replacements: Sequence[tuple[str, str, str]]) -> tuple[s
         if replacements
         else ()
     )
+
+
+def with_people(rows: list[list[str]], grades: Iterable[FinalGrade | None]) -> list[list[str]]:
+    """Add a last column `person` to a table with a header and a row for each of these grades, if anybody is known."""
+    people = [one_line(final.grade.person) if final else "" for final in grades]
+    return [[*row, name] for row, name in zip(rows, ["person", *people], strict=True)] if any(people) else rows
 
 
 def left_blank(

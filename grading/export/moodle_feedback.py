@@ -8,7 +8,6 @@ from grading.export.final import ExportFile, final_grades, left_blank
 from grading.export.format import ExportFormat
 from grading.export.moodle import NO_ID
 from grading.roster import Owner, kept_files, moodle_name, read_rosters
-from grading.submissions.lms_names import moodle_id
 
 _FILE = "moodle-feedback.zip"
 
@@ -50,7 +49,7 @@ def _places(name: str, owner: Owner, product: str) -> list[str]:
     in the folder's name (`assignfeedback_file_zip_importer`), and knows no numbers of teams. The list is empty while it
     is an open question whose the submission is.
     """
-    number = moodle_id(name)
+    number = owner.claim.number if owner.claim and owner.claim.product == "moodle" else ""
     if owner.question:
         return []
     if number and not owner.group and (not owner.people or number in owner.numbers):

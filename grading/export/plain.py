@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from grading.export.final import ExportFile, FinalGrade, final_grades, left_blank
+from grading.export.final import ExportFile, FinalGrade, final_grades, left_blank, with_people
 from grading.export.format import ExportFormat
 from grading.report.grades import name_cell, one_line, show_points
-from grading.submissions.lms_names import student_id
+from grading.roster import Roster, kept_files, read_rosters
 from grading.tables import Sheet, write_sheet
 
 # The name grades.csv is taken by the file of the models' grades in the same folder.
@@ -16,23 +16,27 @@ LAST = ("late", "needs_review", "remarks", "left_blank_because", "reason")
 
 
 def export_csv(folder: Path, *, include_unreviewed: bool = False) -> ExportFile:
-    """Make a table of the class with the columns FIRST, each criterion's points, and LAST. Raises BatchError."""
+    """Make a table of the class with the columns FIRST, each criterion's points, and LAST. Raises BatchError.
+
+    If anybody is known, the last column is `person`.
+    """
     graded_class, grades = final_grades(folder, include_unreviewed)
+    roster = read_rosters(kept_files(folder))
     ids = [criterion.id for criterion in graded_class.grades[0].criteria] if graded_class.grades else []
-    rows = [[*FIRST, *ids, *LAST], *(_row(final, ids) for final in grades)]
+    rows = with_people([[*FIRST, *ids, *LAST], *(_row(final, ids, roster) for final in grades)], grades)
     return ExportFile(
         FILE, "text/csv", write_sheet(Sheet(rows), newline="\n"), left_blank(grades), asks=graded_class.alarms
     )
 
 
-def _row(final: FinalGrade, ids: Sequence[str]) -> list[str]:
+def _row(final: FinalGrade, ids: Sequence[str], roster: Roster) -> list[str]:
     grade = final.grade
     points_by_criterion = (
         {criterion.id: criterion.points for criterion in final.criteria} if final.points is not None else {}
     )
     return [
         name_cell(grade.submission),
-        student_id(grade.submission),
+        "; ".join(roster.names(grade.submission)[1:]),
         grade.state,
         "yes" if final.is_reviewed else "no",
         one_line(", ".join(final.reviewers)),

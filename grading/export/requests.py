@@ -14,13 +14,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
-from grading.export.final import ExportFile, FinalGrade, final_grades
+from grading.export.final import ExportFile, FinalGrade, final_grades, with_people
 from grading.export.format import ExportFormat
 from grading.points import criterion_points
 from grading.report.grades import name_cell, one_line, show_points
 from grading.reviews import MAX_TEXT
+from grading.roster import Roster, kept_files, read_rosters
 from grading.rubric.rubric import Points
-from grading.submissions.lms_names import student_id
 from grading.tables import ExportError, Sheet, cell, column, read_sheet, student, students, write_sheet
 from producers.storage.journal import Lines, lock_lines
 from producers.storage.shapes import parse_as
@@ -123,8 +123,10 @@ def save_reply(folder: Path, request: Request, reply: str, points: Points | None
         Lines(folder / FILE, is_owner=True).append([asdict(new_reply)])
 
 
-def requests_from(data: bytes, grades: Sequence[FinalGrade], by: str = "") -> tuple[list[Request], str]:
+def requests_from(folder: Path, data: bytes, grades: Sequence[FinalGrade], by: str = "") -> tuple[list[Request], str]:
     """Read requests from a CSV: `submission` (or student_id, ID, Identifier), `request`, and `criterion` (id or title).
+
+    A submission may be called by its own name, or by the number or name that the batch in `folder` knows.
 
     Also returns a sentence on rows that name a student but hold no request, or "". Raises ExportError, which names the
     row.
@@ -140,7 +142,13 @@ def requests_from(data: bytes, grades: Sequence[FinalGrade], by: str = "") -> tu
         raise ExportError(
             "the table of requests lacks columns: it needs request, and submission (or student_id, ID, Identifier)"
         )
-    by_name = {name: final for final in grades for name in (student_id(final.submission), final.submission) if name}
+    roster, by_submission = read_rosters(kept_files(folder)), {final.submission: final for final in grades}
+    by_name = {
+        name: by_submission[submission]
+        for submission, owner in roster.owners(by_submission).items()
+        for person in [owner.display_name]
+        for name in (person, " ".join(reversed(person.split(", ", 1))), *reversed(roster.names(submission)))
+    }
     requests = list(_rows(sheet, by_name, student_columns, text_column, criterion_column, by))
     empty = [
         str(number + 1)
@@ -189,18 +197,22 @@ def _criterion(final: FinalGrade, text: str, row: int) -> str | None:
 def export_replies(folder: Path) -> ExportFile:
     """Export each request with its reply, the points then and now, and the current evidence and feedback.
 
+    If anybody is known, the last column is `person`.
+
     Raises BatchError.
     """
     _, grades = final_grades(folder)
     by_item = {final.grade.id: final for final in grades}
-    requests = read_requests(folder)
-    rows = [_reply(request, by_item.get(request.item_id)) for request in requests]
+    requests, roster = read_requests(folder), read_rosters(kept_files(folder))
+    finals = [by_item.get(request.item_id) for request in requests]
+    rows = [[*COLUMNS], *(_reply(request, final, roster) for request, final in zip(requests, finals, strict=True))]
     open_count = sum(request.answer is None for request in requests)
     notes = (f"{open_count} of {len(requests)} requests have no reply yet.",) if open_count else ()
-    return ExportFile(_REPLIES_FILE, "text/csv", write_sheet(Sheet([[*COLUMNS], *rows]), newline="\n"), notes=notes)
+    data = write_sheet(Sheet(with_people(rows, finals)), newline="\n")
+    return ExportFile(_REPLIES_FILE, "text/csv", data, notes=notes)
 
 
-def _reply(request: Request, final: FinalGrade | None) -> list[str]:
+def _reply(request: Request, final: FinalGrade | None, roster: Roster) -> list[str]:
     criteria = [
         criterion
         for criterion in (final.criteria if final else ())
@@ -210,7 +222,7 @@ def _reply(request: Request, final: FinalGrade | None) -> list[str]:
     return [
         request.id,
         name_cell(final.submission) if final else "",
-        student_id(final.submission) if final else "",
+        "; ".join(roster.names(final.submission)[1:]) if final else "",
         request.criterion_id or "",
         one_line(request.text),
         one_line(request.answer.reply) if request.answer else "",

@@ -27,17 +27,12 @@ from pathlib import PurePosixPath
 from grading.letters import WORD, letters
 from grading.names.common_words import COMMON_WORDS
 from grading.names.search import MIN_LETTERS, Names, Student, student_called
-from grading.roster import EMPTY_ROSTER, HIDDEN_NAMES, Owner, Person, Roster
+from grading.roster import EMPTY_ROSTER, FILE_WORDS, HIDDEN_NAMES, Owner, Person, Roster
 from grading.submissions.reading import Submission
 from producers.batch.forms import PROMPT_FORM
 
 # Words in file names that are not the names of people.
-_COMMON = COMMON_WORDS | frozenset(
-    """
-    analysis assignment code coursework exercise exercises final homework lab main notebook notes plot problem project
-    question report script sheet solution submission task untitled work
-    """.split()  # noqa: SIM905  as the table of common words
-)
+_COMMON = COMMON_WORDS | FILE_WORDS
 
 
 def pseudonym(name: str, secret: bytes) -> str:
@@ -58,11 +53,14 @@ def pseudonymise(
     """
     originals = list(submissions)
     owners = roster.owners(submission.name for submission in originals)
-    stand_ins = {submission.name: f"student-{pseudonym(submission.name, secret)}" for submission in originals}
-    authors = [_authors(submission.name, owners[submission.name], stand_ins) for submission in originals]
+
+    def stand_in(name: str) -> str:
+        return f"student-{pseudonym(name, secret)}"
+
+    authors = [_authors(submission.name, owners[submission.name], stand_in) for submission in originals]
     handed_in = {person.key for owner in owners.values() for person in owner.people}
     absent = [
-        _student(person, f"student-{pseudonym(person.key, secret)}")
+        _student(person, stand_in(person.key))
         for person in roster.people
         if person.name and person.key not in handed_in
     ]
@@ -86,12 +84,17 @@ def pseudonymise(
     ]
 
 
-def _authors(name: str, owner: Owner, stand_ins: dict[str, str]) -> list[Student]:
+def _authors(name: str, owner: Owner, stand_in_of: Callable[[str], str]) -> list[Student]:
     """Return everybody who may have written a submission, including the name in the submission's name."""
-    stand_in, claim = stand_ins[name], owner.claim
-    people = [_student(person, stand_in) for person in owner.people if person.name]
+    stand_in, claim = stand_in_of(name), owner.claim
+    people = [
+        _student(person, stand_in_of(person.key if owner.keeps_stand_ins else name))
+        for person in owner.people
+        if person.name
+    ]
     if claim is None:
-        return people or _whole_name(name, stand_in)
+        # A classmate may call them as the file is called.
+        return [*people, *(_whole_name(name, stand_in) if owner.keeps_stand_ins or not people else ())]
     claimed_letters = letters(claim.name)
     if (
         claimed_letters in HIDDEN_NAMES

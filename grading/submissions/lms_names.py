@@ -64,12 +64,6 @@ def claim_of(path: str) -> Claim | None:
     return None
 
 
-def moodle_id(name: str) -> str:
-    """Return the participant number or group id in a name that Moodle made, or ""."""
-    claim = claim_of(name)
-    return claim.number if claim and claim.product == "moodle" else ""
-
-
 def student_id(name: str) -> str:
     """Return Canvas's user id or Moodle's participant number, or "" if the name holds neither."""
     claim = claim_of(name)

@@ -6,7 +6,7 @@ import click
 
 from desk.decisions import account
 from grading.report.grades import one_line
-from grading.roster import keep_answer, kept_files, read_rosters
+from grading.roster import UNASSIGNED_QUESTION, keep_answer, kept_files, read_rosters
 from infra.config.next_command import next_command
 from kvasir.options import path
 from kvasir.terminal import say
@@ -23,11 +23,15 @@ def assign(batch: Path, submission: str, person: str) -> int:
 
     Without SUBMISSION, list what is open. Answers are kept in the folder and count in every export.
     """
-    names = sorted({entry.name for entry in batches.manifest_of(batch)["jobs"]})
+    manifest = batches.manifest_of(batch)
+    # also those of the class that were not in a run for a part of it
+    names = sorted({*manifest["request"].get("submissions", ()), *(entry.name for entry in manifest["jobs"])})
     roster = read_rosters(kept_files(batch))
+    owners = roster.owners(names)
     if not submission:
-        open_lines = [f"{name}: {owner.question}" for name, owner in roster.owners(names).items() if owner.question]
-        say("\n".join(map(one_line, open_lines)) or "Nothing is open: it is known whose each submission is.")
+        open_lines = [one_line(f"{name}: {owner.question}") for name, owner in owners.items() if owner.question]
+        answer_hint = [f"Answer with: {next_command('assign', batch)} SUBMISSION PERSON"] if open_lines else []
+        say("\n".join([*open_lines, *answer_hint]) or "Nothing is open: it is known whose each submission is.")
         return 1 if open_lines else 0
     matching_names = [name for name in names if submission in (name, Path(name).name, Path(name).stem)]
     if len(matching_names) != 1:
@@ -36,6 +40,6 @@ def assign(batch: Path, submission: str, person: str) -> int:
         )
     owner = roster.find(person)
     keep_answer(batch, matching_names[0], owner, account())
-    people = roster.display_name(owner)
-    say(f"{one_line(matching_names[0])} is {people}'s; send what was held back: {next_command('watch', batch)}")
+    send = "; to send it, run kvasir grade again" if owners[matching_names[0]].question == UNASSIGNED_QUESTION else ""
+    say(f"{one_line(matching_names[0])} is {roster.display_name(owner)}'s{send}")
     return 0

@@ -1,6 +1,6 @@
-"""`grade`, `submit`, `watch`, `results`, `retry`, `cancel`: a batch from start to end."""
+"""`grade`, `submit`, `watch`, `results`, `retry`, `cancel`, `migrate`: a batch from start to end."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -9,10 +9,11 @@ import click
 
 from grading.export import final_grades
 from grading.grades import open_questions
-from grading.report.grades import SUMMARY_COLUMNS, one_line, summary, summary_rows
-from grading.request import GradeRequest, Selection
+from grading.report.grades import SUMMARY_COLUMNS, one_line, outcome_of, summary, summary_rows
+from grading.request import WHOLE_CLASS, GradeRequest, Selection
 from grading.reviews import read_overrides
 from infra.config.next_command import next_command
+from infra.config.settings import Settings
 from kvasir import class_run, dry_run
 from kvasir.connect import connect, require_cluster
 from kvasir.deadline import deadline_option
@@ -32,7 +33,8 @@ from kvasir.terminal import TerminalProgress, print_groups, print_table, say, sa
 from messages.errors import BatchError
 from producers.batch import batch as batches
 from producers.batch.batch import Batch
-from producers.batch.retry import jobs_to_retry
+from producers.batch.openai_body import Defaults
+from producers.batch.prompt_lines import check_file, read_lines
 from producers.batch.runner import cancelled_results
 from producers.words import plural
 
@@ -67,8 +69,8 @@ def grade(
     settings = global_options.settings(models)
     request = class_run.request_from(settings, **request_options)
     if dry:
-        class_run.place_of(request, place)  # a dry run must report the same problems as a real run
-        return dry_run.show_dry_run(settings, request, as_json)
+        folder = class_run.place_of(request, place)  # a dry run must report the same problems as a real run
+        return dry_run.show_dry_run(settings, class_run.with_answers(request, folder), as_json)
     with (
         TerminalProgress(quiet) as progress,
         class_run.open_class(request, place, progress.say) as (batch, assignment),
@@ -130,7 +132,7 @@ def watch(global_options: Globals, batch: Path, as_json: bool, quiet: bool, max_
 def results(global_options: Globals, batch: Path, as_json: bool) -> int:
     """Show what the batch in folder BATCH has so far, and write its report again. Connects to nothing."""
     settings = global_options.settings()
-    _check_exists(batch)
+    batches.check_exists(batch)
     return show_outcome(class_run.look(settings, batch), as_json)
 
 
@@ -151,7 +153,7 @@ def retry(
         request = class_run.request_of_batch(settings, owned_batch)
         assignment = class_run.open_assignment(owned_batch, request)
         runnable_ids = {task.job.job_id for task in assignment.tasks if task.may_run}
-        retried_ids = jobs_to_retry(owned_batch, _names_in_batch(owned_batch, request, names), runnable_ids)
+        retried_ids = owned_batch.jobs_to_retry(_names_in_batch(owned_batch, request, names), runnable_ids)
         owned_batch.run_again(retried_ids)
         progress.say(f"{plural(len(retried_ids), 'job')} run again")
         outcome = class_run.run_class(settings, owned_batch, assignment, progress, global_options.observer(), max_wait)
@@ -164,7 +166,7 @@ def retry(
 def cancel(global_options: Globals, batch: Path) -> int:
     """Stop the batch in folder BATCH; every job without a result gets the result `cancelled`."""
     settings = global_options.settings()
-    _check_exists(batch)
+    batches.check_exists(batch)
     require_cluster(settings, "cancel", "; without them nothing runs but kvasir grade itself, which ends at Ctrl-C")
     batch_id = batches.batch_id(batch)
     with connect(settings, (), global_options.observer(), "cancel") as client:
@@ -179,13 +181,8 @@ def cancel(global_options: Globals, batch: Path) -> int:
 
 
 def _existing(folder: Path) -> Batch:
-    _check_exists(folder)
+    batches.check_exists(folder)
     return Batch(folder)
-
-
-def _check_exists(folder: Path) -> None:
-    if not batches.exists(folder):
-        raise BatchError(f"{folder} holds no batch: name the folder that was given to --out")
 
 
 def _names_in_batch(batch: Batch, request: GradeRequest, selectors: tuple[str, ...]) -> set[str]:
@@ -215,7 +212,7 @@ def show_outcome(
         print_table(SUMMARY_COLUMNS, counted_rows, right=SUMMARY_COLUMNS[2:])
         print_groups(
             (
-                "can't be read" if grade.is_unreadable else "asked about" if text != grade.reason else grade.state,
+                "asked about" if text != grade.reason else outcome_of(grade).replace("unreadable", "can't be read"),
                 one_line(grade.display_name),
                 one_line(text),
             )
@@ -242,3 +239,46 @@ def show_outcome(
         say(f"{open_jobs} still open; {outcome.go_on}", stderr)
     blank = any(grade.state in ("failed", "incomplete", "waiting") or open_questions(grade) for grade in outcome.grades)
     return 1 if blank or counts.finished_jobs != counts.succeeded else 0
+
+
+@click.command()
+@click.argument("batch", type=path)
+@click.pass_obj
+def migrate(global_options: Globals, batch: Path) -> int:
+    """Have the batch in folder BATCH, planned by an earlier version and never sent, planned again from its input.
+
+    Says what has changed in the input since. Sends nothing: the command that it ends with does.
+    """
+    batches.check_exists(batch)
+    with Batch(batch) as owned_batch:
+        if owned_batch.may_publish:
+            say(f"{batch} is of this version's form already.")
+            return 0
+        # A batch with answers can't be planned again, because the prompts of these answers can't be rebuilt.
+        if not owned_batch.may_plan:
+            owned_batch.check_may_publish()
+        planned_names = {entry.name for entry in owned_batch.entries}
+        names = _names_now(global_options.settings(), owned_batch)
+        say(f"{plural(len(owned_batch.entries), 'job')} planned in an older form, none of them sent: dropped.")
+        _say_names("In the input and not in the plan", names - planned_names)
+        _say_names("In the plan and not in the input", planned_names - names)
+        owned_batch.drop_plan()
+        source = owned_batch.request.get("prompts")
+        go_on = ("run", source, "--out", batch) if source else ("watch", batch)
+    say(f"Plan and send it with the options that it had: {next_command(*go_on)}")
+    return 0
+
+
+def _names_now(settings: Settings, batch: Batch) -> set[str]:
+    """Return the current lines or submissions of its input, by the names of its jobs. Raises UsageError, BatchError."""
+    if prompts := batch.request.get("prompts"):
+        check_file(Path(prompts), prompts)
+        lines = read_lines(Path(prompts), batch.batch_id, batch.secret, lambda _name: Defaults("any", 1, 0.0, 1.0))
+        return {line.custom_id for line in lines}
+    request = class_run.request_of_batch(settings, batch, will_run=False)
+    return set(request.selected_names(WHOLE_CLASS))
+
+
+def _say_names(heading: str, names: Iterable[str]) -> None:
+    if names:
+        say(f"{heading}: {', '.join(sorted(names))}")

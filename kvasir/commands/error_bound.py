@@ -88,7 +88,7 @@ class _Drawing:
     "--thresholds",
     type=_Numbers(float),
     metavar="X[,X…]",
-    help="Compare up to 5 thresholds of doubt. You would read all grades above the threshold.",
+    help="Compare up to 5 thresholds. A person would read each grade whose doubt is above the threshold.",
 )
 @click.option(
     "--strata",

@@ -11,6 +11,7 @@ import click
 from grading import export as out
 from grading.export import Choices, ExportFile, ExportFormat, SinceLast
 from grading.report.grades import load_graded
+from grading.roster import kept_files
 from grading.tables import MAX_BYTES
 from infra.config.next_command import next_command
 from kvasir import class_run
@@ -130,10 +131,14 @@ def _print_changes(since: SinceLast) -> None:
 
 
 def _bring_up_to_date(global_options: Globals, batch: Path) -> None:
-    """Write grades.json from the current journal, if it is newer and the class's work can be read."""
+    """Write grades.json from the current journal and answers, if they are newer and the class's work can be read."""
     batches.batch_id(batch)  # raises BatchError if the folder holds no batch
     grades_file, journal = batch / "grades.json", batch / "results.jsonl"
-    if grades_file.is_file() and journal.is_file() and grades_file.stat().st_mtime_ns > journal.stat().st_mtime_ns:
+    if (
+        grades_file.is_file()
+        and journal.is_file()
+        and grades_file.stat().st_mtime_ns > max(path.stat().st_mtime_ns for path in (journal, *kept_files(batch)))
+    ):
         return
     try:
         note = class_run.look(global_options.settings(), batch).note

@@ -51,7 +51,7 @@ def requests(
     account_name = by or account()
     data = bytes_of(request_file)
     if data is not None:
-        new_requests, remark = out.requests_from(data, grades, account_name)
+        new_requests, remark = out.requests_from(batch, data, grades, account_name)
         new_count = out.add_requests(batch, new_requests)
         if remark:
             say(remark, stderr)

@@ -194,7 +194,7 @@ def test_without_scipy_the_page_says_what_is_missing_and_the_others_work(browser
         browser.open(desk.at(folder, "Bound"))
         browser.wait_for("the bound needs SciPy: pip install 'kvasir-inference[bound]'")
         browser.click("Review")
-        browser.wait_for("Save and next")
+        browser.wait_for("Accept and next")
         assert "Traceback" not in desk.text()
 
 

@@ -1,6 +1,7 @@
 """The desk as browsers are used: reloaded, gone back in, two at a time, on a phone."""
 
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -28,7 +29,7 @@ pytestmark = pytest.mark.system
 SECTIONS = {
     "Grade": "Look before you grade",
     "Results": "Name contains",
-    "Review": "Save and next",
+    "Review": "Accept and next",
     "Like answers": "like no other",
     "Regrade": "Rubric and instructions",
     "Agreement": "compares the model's points",
@@ -288,16 +289,17 @@ def test_who_only_looked_does_not_settle_what_was_decided_meanwhile(
         change(browser, 1, "half of it is missing")
         browser.click("Save and next")
         wait_until_decided(folder, 1)
-        other.click("Leave it as it is")
+        time.sleep(0.5)  # in which the other one reads
+        other.click("Accept and next")
         other.wait_for("Somebody has decided on this submission")
-        other.wait_for("left as it is")
+        other.wait_for("accepted as it is")
         other.click("Keep theirs")
         open_row(other, "works")
         wait_until_holds(other, "Points for works", "1")
         assert [row["criterion_id"] for row in decisions(folder)] == ["works"]
 
         change(other, 0, "none of it runs")
-        other.wait_for("There are unsaved changes.")
+        other.wait_for("Not saved yet.")
         browser.click("Undo")
         browser.wait_for("What you saved last no longer counts.")
         wait_until(lambda: len(decisions(folder)) == 2, "it is undone", PATIENCE_S)
@@ -340,7 +342,7 @@ def test_unsaved_changes_stay_where_they_were_made_and_are_said_elsewhere(
     browser.click("Next")
     wait_until_shown(browser, 1)
     browser.fill("Feedback on works", "Half of it.")
-    browser.wait_for("There are unsaved changes")
+    browser.wait_for("Not saved yet.")
 
     browser.go_back() if leave == "back" else browser.click(leave)
     if leave == "Results":
@@ -383,7 +385,7 @@ def test_a_reload_keeps_what_is_typed_even_in_the_field_that_is_being_typed_in(
     browser.evaluate("document.activeElement.select()")
     browser.call("Input.insertText", text="Half a sen")
     browser.reload()
-    browser.wait_for("There are unsaved changes")
+    browser.wait_for("Not saved yet.")
     open_row(browser, "clear")
     wait_until_holds(browser, "Feedback on clear", "Half a sen")
 
@@ -397,12 +399,11 @@ def test_of_a_class_the_few_that_need_review_are_shown_and_the_last_decision_mak
     students = sorted(range(45), key=lambda number: f"{number}_")  # as their files are
     folder = graded_assignment(desk, 45, doubtful=range(10, 18))
     browser.open(desk.at(folder, "Results"))
-    browser.wait_for("8 of 45 wait for your review")
+    browser.wait_for("8 of 45 need review")
     browser.click("Review")
     wait_until_shown(browser, students[10])
     wait_until_holds(browser, "Show", "needs review")
-    browser.wait_for("8 of 45 need review")
-    browser.wait_for("8 to review")  # in the side bar
+    browser.wait_for("in the class: 8 of 45 need review")
     for number in range(11, 18):
         browser.click("Next")
         wait_until_shown(browser, students[number])
@@ -421,8 +422,10 @@ def test_of_a_class_the_few_that_need_review_are_shown_and_the_last_decision_mak
     browser.click("Save and next")
     browser.wait_for("The grade is final")
     wait_until_shown(browser, students[17])
-    browser.wait_for("7 of 45 need review")
-    browser.wait_for("7 to review")
+    browser.wait_for("in the class: 7 of 45 need review")
+    assert browser.text().count("need review") == 1, "one place counts"
+    browser.click("Results")
+    browser.wait_for("left blank: 7 of 45 need review")  # in the side bar
 
 
 def test_a_class_is_reviewed_by_keyboard_alone(browser: Browser, desk: DeskPage) -> None:
@@ -432,7 +435,7 @@ def test_a_class_is_reviewed_by_keyboard_alone(browser: Browser, desk: DeskPage)
     type_key(browser, "1")
     browser.key("ArrowDown", 40)
     type_key(browser, "0")
-    browser.wait_for("There are unsaved changes")
+    browser.wait_for("Not saved yet.")
     type_key(browser, "r")
     browser.wait_for("In other words …")
     type_key(browser, "2")
@@ -452,6 +455,7 @@ def test_a_class_is_reviewed_by_keyboard_alone(browser: Browser, desk: DeskPage)
 
     type_key(browser, "j")
     wait_until_shown(browser, 2)
+    time.sleep(0.5)  # in which it is read
     type_key(browser, "a")
     browser.wait_for("The grade is final")
     type_key(browser, "g")
@@ -495,7 +499,7 @@ def test_a_request_is_read_in_decided_on_and_replied_to(browser: Browser, desk: 
     # When it is gone to, and its criterion decided on
     browser.open(desk.at(folder, "Review"))
     browser.wait_for("Asked for another look about works; points then: 2")
-    browser.wait_for("1 to reply to")
+    browser.wait_for("in the class: 1 request waits for a reply")
     browser.wait_for("<b>I did</b> run it, see cell 2")
     wait_until_shown(browser, 1)
 
@@ -508,7 +512,7 @@ def test_a_request_is_read_in_decided_on_and_replied_to(browser: Browser, desk: 
     browser.click("Reply")
     browser.wait_for("Replied")
     browser.wait_for("It runs. Thank you.")
-    browser.wait_gone("1 to reply to")
+    browser.wait_gone("1 request waits for a reply")
 
     # and one of another student is entered by hand
     browser.click("Decisions, requests, prompts")
@@ -635,7 +639,7 @@ def test_on_a_phone_nothing_scrolls_sideways_and_no_buttons_overlap(desk: DeskPa
         open_review(phone, desk, folder)
         change(phone, 3, "I ran it")
         assert phone.evaluate("document.querySelector('[data-testid=stMain]').scrollHeight") <= 1_200
-        phone.wait_for("There are unsaved changes")
+        phone.wait_for("Not saved yet.")
         assert phone.evaluate(ON_A_PHONE) == [0, []]
 
 

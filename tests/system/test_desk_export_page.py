@@ -125,7 +125,7 @@ def test_what_is_not_saved_is_said_where_grades_leave(browser: Browser, desk: De
     browser.open(desk.at(folder, "Review"))
     browser.wait_for("Final points")
     browser.fill("Feedback on works", "Half of it.")
-    browser.wait_for("There are unsaved changes")
+    browser.wait_for("Not saved yet.")
     browser.click("Export")
     browser.wait_for("In this browser 1 change is not saved and will not go out: open Review first.")
     browser.click("Review")

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.browser import Browser
-from tests.support.desk_page import DeskPage, quick_model
+from tests.support.desk_page import DeskPage, graded_assignment, quick_model
 from tests.support.homework import tiny_class
 from tests.support.waiting import wait_until
 
@@ -30,6 +30,42 @@ def test_a_desk_whose_home_is_among_the_submissions_says_so_and_makes_nothing(br
         browser.click("Create")
         browser.wait_for("name a folder elsewhere with kvasir ui --home")
         assert not (desk.home / "means").exists()
+
+
+def test_the_start_page_and_the_results_lead_to_review_where_something_needs_it(
+    browser: Browser, tmp_path: Path
+) -> None:
+    with DeskPage(tmp_path, quick_model(tmp_path)) as desk:
+        folder = graded_assignment(desk, 2, doubtful=[1])
+        browser.open(desk.url)
+        browser.wait_for("1 of 2 needs review")
+        browser.click("Review")
+        browser.wait_for("Final points")
+        browser.wait_for("student1_101_1_homework.py")
+        browser.open(desk.at(folder, "Results"))
+        browser.wait_for("Open questions: works in 1, clear in 1.")
+        browser.press("css", "[data-testid=stMain] button[kind=primary]")
+        browser.wait_for("Final points")
+
+
+def test_the_list_of_keys_stays_open_in_the_next_section(browser: Browser, tmp_path: Path) -> None:
+    with DeskPage(tmp_path, quick_model(tmp_path)) as desk:
+        browser.open(desk.at(graded_assignment(desk, 2, doubtful=[1]), "Results"))
+        browser.wait_for("Name contains")
+        browser.press("css", ".keys summary")
+        browser.wait_for("the next field or button")
+        browser.click("Export")
+        browser.wait_for("Make the file")
+        assert browser.evaluate("document.querySelector('.keys').open")
+
+
+def test_an_export_names_who_stays_blank_before_it_is_made(browser: Browser, tmp_path: Path) -> None:
+    with DeskPage(tmp_path, quick_model(tmp_path)) as desk:
+        browser.open(desk.at(graded_assignment(desk, 3, doubtful=[1]), "Export"))
+        browser.wait_for("Left blank, never 0: 1 submission")
+        browser.wait_for("student1_101_1_homework.py: needs review: works: evidence not found")
+        browser.click("Include grades that still need review")
+        browser.wait_gone("Left blank")
 
 
 def test_two_uploads_of_one_name_are_refused_and_no_empty_assignment_stays(browser: Browser, tmp_path: Path) -> None:

@@ -143,9 +143,9 @@ def test_the_start_page_and_the_results_say_how_the_class_stands(
 ) -> None:
     folder = class_with_duplicates(desk, tmp_path)
     browser.open(desk.url)
-    browser.wait_for("none of 7 waits for your review")
+    browser.wait_for("none of 7 needs review")
     browser.open(desk.at(folder, "Results"))
-    browser.wait_for("7 submissions: 7 graded. 0 reviewed; none of 7 waits for your review.")
+    browser.wait_for("7 submissions: 7 graded. 0 reviewed; none of 7 needs review.")
 
 
 def test_differences_are_highlighted_word_by_word_and_nothing_in_them_is_html() -> None:

@@ -143,7 +143,7 @@ def test_enter_with_nothing_changed_leaves_the_grade_as_it_is_but_pressed_twice_
     wait_until(lambda: not browser.evaluate("window.kvasirReview.state().isBlank"), "the grade is there", PATIENCE_S)
     time.sleep(0.5)  # in which it is read
     press(browser, "Enter", "Enter")
-    browser.wait_for("Enter once more leaves it as it is")
+    browser.wait_for("once more accepts it as it is")
     [accepted] = wait_until_kept(browser, folder, 1)
     assert (accepted.criterion_id, accepted.reason) == (None, "looked at, and left as it is")
     assert browser.evaluate("window.kvasirReview.queue.indexOf(window.kvasirReview.shown)") == 1
@@ -175,22 +175,23 @@ def test_a_filter_that_shows_nobody_any_more_is_left_and_a_choice_gives_the_keys
 ) -> None:
     folder = graded_assignment(desk, 3, doubtful=[0])
     open_review(browser, desk, folder)
-    browser.wait_for("1 of 1 shown (needs review) · in the class 1 of 3 need review")
+    browser.wait_for("1 of 1 shown (needs review, most doubts first) · in the class: 1 of 3 needs review")
     wait_until(lambda: not browser.evaluate("window.kvasirReview.state().isBlank"), "the grade is there", PATIENCE_S)
+    time.sleep(0.5)  # in which it is read
     press(browser, "a")
     wait_until_kept(browser, folder, 1)
     browser.click("Results")
     browser.wait_for("Name contains")
     browser.click("Review")
     browser.wait_for("Nobody is left in “needs review”: “all” is shown.")
-    browser.wait_for("1 of 3 shown (all)")
+    browser.wait_for("1 of 3 shown (all, in the order of the files)")
     browser.evaluate("document.querySelector('.kv-show').focus()")
     press(browser, "w")  # the letter of "without points", which the select box takes
     browser.evaluate("window.kvasirReview.fields.show.value = 'all'; 0")
     browser.evaluate("window.kvasirReview.fields.show.dispatchEvent(new Event('change')); 0")
     assert browser.evaluate("document.activeElement.className") == "kv"
     press(browser, "j")
-    browser.wait_for("2 of 3 shown (all)")
+    browser.wait_for("2 of 3 shown (all, in the order of the files)")
 
 
 def test_a_quote_that_is_not_in_the_work_is_said_to_be_the_models_and_settled_by_a_decision(
@@ -221,7 +222,7 @@ def test_feedback_that_was_written_for_other_points_is_said_to_be_and_left_out_b
     [decided] = wait_until_kept(browser, folder, 1)
     assert (decided.points, decided.feedback) == (1, "")
     press(browser, "3", "…", "Enter")
-    browser.wait_for("Its feedback on It runs was written for other points.")
+    browser.wait_for("Feedback on It runs is for other points. k goes back.")
     assert wait_until_kept(browser, folder, 2)[1].feedback == "Fine."
     browser.wait_for("This feedback was written for 2 of 3; it is now 3.")
 
@@ -327,16 +328,140 @@ def test_two_tabs_send_what_is_unanswered_and_it_is_done_once(browser: Browser, 
     assert lines() == [1, 0, "undone"]
 
 
-def test_a_screen_that_is_made_again_stays_where_the_person_has_gone(browser: Browser, desk: DeskPage) -> None:
-    # Given a screen whose last message from the desk is at hand
-    open_review(browser, desk, graded_assignment(desk, 4))
+def keep_what_is_said(browser: Browser) -> None:
+    """Keep what the desk says last in `window.said`."""
     browser.evaluate("""
         (function () {
           const screen = window.kvasirReview, receive = screen.receive.bind(screen);
           screen.receive = (...said) => { window.said = said; receive(...said); };
         })(); 0""")
+
+
+def wait_until_heard(browser: Browser) -> None:
+    heard = "!!window.said && kvasirReview.heard === kvasirReview.sent && !kvasirReview.isUntold"
+    wait_until(lambda: browser.evaluate(heard), "the desk has heard all", PATIENCE_S)
+
+
+def test_the_screen_follows_the_browsers_back_and_no_address_that_was_left(browser: Browser, desk: DeskPage) -> None:
+    # Given a person who has gone on to the second submission
+    open_review(browser, desk, graded_assignment(desk, 4))
+    keep_what_is_said(browser)
+    press(browser, "j")
+    wait_until_heard(browser)
+    # When a run of Streamlit that was asked for before still has the address of the first
+    before, after = browser.evaluate("""
+        (function () {
+          const screen = window.kvasirReview, [data, setStateValue, parent] = window.said, gone = screen.shown;
+          screen.receive({...data, current: screen.data.queues.all[0], led: true}, setStateValue, parent);
+          return [gone, screen.shown];
+        })()""")
+    # Then the screen stays, and the desk is told so
+    assert before == after
+    wait_until_heard(browser)
+    assert browser.evaluate("kvasirReview.shown") == after
+    # And Back, which changes the address, leads there, and closes what is open about the second; Forward leads again
+    press(browser, "/")
+    browser.go_back()
+    browser.wait_for("(len(values) + 0)")
+    assert browser.evaluate("kvasirReview.over.hidden")
+    wait_until_heard(browser)
+    browser.evaluate("history.forward(); 0")
+    browser.wait_for("(len(values) + 1)")
+
+
+def test_a_place_that_the_screen_told_the_desk_before_does_not_lead_back_to_it(
+    browser: Browser, desk: DeskPage
+) -> None:
+    # Given a person who has gone two on, before the desk has answered about the first of them
+    open_review(browser, desk, graded_assignment(desk, 4))
+    keep_what_is_said(browser)
     press(browser, "j", "k")
-    wait_until(lambda: browser.evaluate("!!window.said && kvasirReview.heard === kvasirReview.sent"), "all is heard")
+    wait_until_heard(browser)
+    # When Streamlit makes the element again while the desk has heard half of a message
+    before, after = browser.evaluate("""
+        (function () {
+          const screen = window.kvasirReview, [data, setStateValue, parent] = window.said;
+          screen.move(1);
+          screen.send();
+          const told = screen.shown;
+          history.replaceState(history.state, "", location.href.replace(/submission=[^&]*/, `submission=${told}`));
+          screen.move(1);
+          const gone = screen.shown;
+          screen.root.replaceWith(screen.root.cloneNode(true));
+          screen.receive({...data, current: told, led: true}, setStateValue, parent);
+          return [gone, screen.shown];
+        })()""")
+    # Then the person stays where they are
+    assert before == after
+    wait_until_heard(browser)
+    assert browser.evaluate("kvasirReview.shown") == after
+
+
+def test_digits_are_one_number_by_when_they_were_pressed_not_by_when_the_page_had_time(
+    browser: Browser, desk: DeskPage
+) -> None:
+    open_review(browser, desk, graded_assignment(desk, 1, rubric_text=RUBRIC_OF_FOUR))
+    press(browser, "ArrowDown")
+    given = """
+        (async function () {
+          const screen = window.kvasirReview;
+          screen.typeDigit("1", 1000);
+          await new Promise((then) => setTimeout(then, 800));
+          screen.typeDigit("0", 1300);
+          const together = screen.current().points;
+          screen.typeDigit("3", 2000);
+          return [together, screen.current().points];
+        })()"""
+    assert browser.evaluate(given) == [10, 3]
+
+
+def test_what_saving_leaves_open_is_said_before_it_is_saved(browser: Browser, desk: DeskPage) -> None:
+    folder = graded_assignment(desk, 2, doubtful=[0])
+    open_review(browser, desk, folder, "&show=all")
+    browser.wait_for("Accept and next")
+    press(browser, "1")
+    browser.wait_for("Save and next")
+    browser.wait_for("Still to decide here, or blank: It can be read; a accepts the rest.")
+    browser.wait_for("Final points – / 5; 3 once all is decided")
+    browser.wait_for("This feedback was written for 2 of 3; you gave 1.")
+    press(browser, "ArrowDown")
+    browser.wait_for("Feedback on It runs is for other points.")
+    press(browser, "1", "x")
+    browser.wait_for("Final points 2 / 5")
+    browser.wait_gone("Still to decide")
+    assert read_overrides(folder) == []
+
+
+def test_a_pressed_twice_decides_on_one_submission(browser: Browser, desk: DeskPage) -> None:
+    folder = graded_assignment(desk, 2)
+    open_review(browser, desk, folder)
+    wait_until(lambda: not browser.evaluate("window.kvasirReview.state().isBlank"), "the grade is there", PATIENCE_S)
+    time.sleep(0.5)  # in which it is read
+    press(browser, "a", "a")
+    browser.wait_for("Nothing is changed here: once more accepts it as it is.")
+    time.sleep(0.5)
+    press(browser, "a", "a")
+    wait_until_kept(browser, folder, 2)
+
+
+def test_a_long_doubt_is_two_lines_and_the_rest_behind_a_click(browser: Browser, desk: DeskPage) -> None:
+    open_review(browser, desk, graded_assignment(desk, 1))
+    shown = browser.evaluate("""
+        (function () {
+          const screen = window.kvasirReview, [id] = screen.cache.keys();
+          screen.cache.get(id).state = "⚑ needs review: " + "speaks to the grader ".repeat(30);
+          screen.render();
+          return [...document.querySelectorAll(".state summary")].map((each) => each.textContent.length < 140);
+        })()""")
+    assert shown == [True]
+
+
+def test_a_screen_that_is_made_again_stays_where_the_person_has_gone(browser: Browser, desk: DeskPage) -> None:
+    # Given a screen whose last message from the desk is at hand
+    open_review(browser, desk, graded_assignment(desk, 4))
+    keep_what_is_said(browser)
+    press(browser, "j", "k")
+    wait_until_heard(browser)
     # When Streamlit makes its element again before the desk has heard where the person has gone
     before, after = browser.evaluate("""
         (function () {
@@ -349,7 +474,7 @@ def test_a_screen_that_is_made_again_stays_where_the_person_has_gone(browser: Br
         })()""")
     # Then it stays there
     assert before == after
-    wait_until(lambda: browser.evaluate("kvasirReview.heard === kvasirReview.sent"), "the desk has heard it")
+    wait_until_heard(browser)
     assert browser.evaluate("kvasirReview.shown") == after
 
 
@@ -369,7 +494,7 @@ def test_a_comment_is_reused_and_changed_wherever_it_is_ones_own(browser: Browse
     press(browser, "k", "k")
     browser.fill("Feedback on works", "It runs, and it is short.")
     browser.click("Save and next")
-    browser.wait_for("You changed a comment that 2 other submissions have as well: “It runs.”.")
+    browser.wait_for("For student0_100_1_homework.py you changed “It runs.” to “It runs, and it is short.”.")
     browser.wait_for("Decided by others, and not changed: student3_103_1_homework.py (Bob)")
     browser.wait_for("Change it on 1 of them")
     press(browser, "y")
@@ -522,7 +647,7 @@ def test_every_key_of_the_list_does_something_or_says_why_not(browser: Browser, 
         press(browser, key)
         assert browser.evaluate(said), key
     press(browser, "?")
-    browser.wait_for("leave it as it is, and on to the next")
+    browser.wait_for("accept the grade as it is, and on to the next")
 
 
 def test_whoever_scrolls_the_criteria_is_not_led_back_until_they_press_a_key(

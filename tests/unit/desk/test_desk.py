@@ -227,7 +227,7 @@ def test_a_link_instead_of_work_waits_for_a_person_on_the_desk(tmp_path: Path) -
     assert (row.state, row.final.points) == ("link only", None)
     assert row.needs_review == ("only a link was handed in: https://example.org/hw",)
     assert [select(found, QUEUES[name]) for name in ("needs review", "without points")] == [[row], [row]]
-    assert (standing_words(found), open_questions(found)) == ("1 of 2 waits for your review", "the whole work in 1")
+    assert (standing_words(found), open_questions(found)) == ("1 of 2 needs review", "the whole work in 1")
     whole = Override(row.final.grade.item_id, None, 3, None, "seen there")
     [*_, settled] = make_rows(BatchView(out, request_of).refresh(), {whole.item_id: {None: whole}})
     assert (settled.final.points, settled.needs_review) == (3, ())
@@ -260,10 +260,9 @@ def test_how_a_class_stands_is_said_in_words(tmp_path: Path) -> None:
     view, decisions = BatchView(out, request_of).refresh(), Decisions(out)
     rows = make_rows(view, {})
 
-    assert standing_words(rows, 200) == "2 of 200 wait for your review; 196 not graded yet"
+    assert standing_words(rows, 200) == "2 of 200 need review; 196 not graded yet"
     assert (
-        standing_words(rows, finish="done by about 23:10")
-        == "2 of 5 wait for your review; 1 being graded, done by about 23:10"
+        standing_words(rows, finish="done by about 23:10") == "2 of 5 need review; 1 being graded, done by about 23:10"
     )
     assert open_questions(rows) == "works in 2, clear in 2"
 
@@ -272,9 +271,9 @@ def test_how_a_class_stands_is_said_in_words(tmp_path: Path) -> None:
     rows = make_rows(view, decisions.refresh())
     assert (open_questions(rows), standing_words(rows)) == (
         "works in 2, clear in 1",
-        "2 of 5 wait for your review; 1 request waits for a reply; 1 not graded yet",
+        "2 of 5 need review; 1 request waits for a reply; 1 not graded yet",
     )
-    assert standing_words(rows[1:2]) == "none of 1 waits for your review"
+    assert standing_words(rows[1:2]) == "none of 1 needs review"
 
 
 def test_rows_are_filtered_sorted_counted_and_cut_into_pages(tmp_path: Path) -> None:

@@ -80,6 +80,26 @@ def test_a_message_that_is_repeated_or_overtaken_is_done_once(reviewed: ClassUnd
     assert reviewed.lines() == 2
 
 
+def test_an_act_that_failed_is_done_before_those_that_came_after_it(
+    reviewed: ClassUnderReview, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    item, other = reviewed.items[:2]
+    version = reviewed.version(item)
+    first, second = act(item, 1, version, **points(3)), act(item, 2, version, **points(1))
+    elsewhere = act(other, 3, reviewed.version(other), **points(1))
+
+    def full_once(*decisions: Any) -> None:
+        monkeypatch.undo()
+        raise BatchError("the disk is full")
+
+    monkeypatch.setattr(acts_module, "append_override", full_once)
+    assert [each.state for each in reviewed.send(first, second, elsewhere)] == ["failed", "failed", "kept"]
+    assert reviewed.points(item) == [2, 2], "the second would be replaced by the first"
+
+    assert [each.state for each in reviewed.send(first, second)] == ["kept", "kept"]
+    assert reviewed.points(item) == [1, 2]
+
+
 def test_an_answer_that_is_lost_with_its_desk_changes_nothing(reviewed: ClassUnderReview) -> None:
     item, version = reviewed.items[0], reviewed.version(reviewed.items[0])
     done = act(item, 1, version, **points(3))

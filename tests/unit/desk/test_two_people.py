@@ -177,7 +177,7 @@ def test_a_table_shows_what_waits_for_a_person_and_a_decision_ends_it(tmp_path: 
     _, view, decisions = graded(tmp_path, doubtful=2)
     found = make_rows(view, decisions.refresh())
     assert [bool(row.needs_review) for row in found] == [True, True, False]
-    assert standing_words(found) == "2 of 3 wait for your review"
+    assert standing_words(found) == "2 of 3 need review"
 
     append_override(view.folder, *make_overrides(view.grades[0], {}, {"works": GradeChange("I ran it", 1)}))
     assert make_rows(view, decisions.refresh())[0].needs_review == ("clear: evidence not found",)

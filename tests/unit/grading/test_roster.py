@@ -9,7 +9,7 @@ import pytest
 
 from grading.export.canvas import export_canvas
 from grading.export.moodle import export_moodle
-from grading.names.pseudonyms import pseudonymise
+from grading.names.pseudonyms import pseudonym, pseudonymise
 from grading.points import CriterionGrade, Grade
 from grading.report.grades import GradedClass, save_graded
 from grading.request import GradeRequest, Selection
@@ -17,6 +17,7 @@ from grading.roster import (
     ANSWERS,
     EMPTY_ROSTER,
     UNASSIGNED_QUESTION,
+    UNMATCHED_QUESTION,
     Roster,
     canvas_name,
     keep_answer,
@@ -343,6 +344,101 @@ def test_a_name_that_no_rule_explains_among_an_lmss_is_nobodys() -> None:
     assert Roster().owners(names)["notes.R"].question == UNASSIGNED_QUESTION
     assert Roster().owners(["anna.R", "benno.R", "doejane_12_34_a.R"])["anna.R"].question == ""
     assert Roster(answers={"notes.R": "14"}).owners(names)["notes.R"].numbers == {"14"}
+
+
+# A folder that an instructor made by hand.
+BY_HAND = b"""Student,ID,Section,Homework 1 (7001)
+    Points Possible,,,6
+"Lindqvist, Anna",501,A,
+"Haugen, Anna",502,A,
+"Moretti, Carla",503,A,
+"Rossi Moretti, Carla",504,A,
+"Okafor, Eva",505,A,
+"Okafor, Eva",506,A,
+"Main, Bo Ek",507,A,
+"Ek, Bo",508,A,
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "numbers"),
+    [
+        ("Carla Moretti hw1.txt", ["503"]),
+        ("moretti_carla_hw1.py", ["503"]),
+        ("hw1-Anna-Lindqvist-final.ipynb", ["501"]),
+        ("503 Carla Moretti.md", ["503"]),
+        ("Carla Rossi Moretti homework 1.txt", ["504"]),  # another's name is inside this one
+        ("Bo Ek main.py", ["507"]),  # a word that is part of somebody's name is no word of a file
+        ("Bo Ek notes.py", ["508"]),
+        ("Anna hw1.md", []),  # of two Annas
+        ("Anna Lindqvist Haugen hw1.md", []),  # both, or neither
+        ("Eva Okafor hw1.md", []),  # two have that name
+        ("Carla Moretti Berg hw1.md", []),  # may be somebody who is not in the roster
+        ("Carla Moretti-Berg.md", []),
+        ("Carla Moretti 505.md", []),  # another's number
+        ("carlamoretti hw1.md", []),
+        ("Carla hw1.md", []),
+        ("hw1.md", []),
+    ],
+)
+def test_only_words_of_files_may_stand_beside_a_whole_name(name: str, numbers: list[str]) -> None:
+    assert whose(roster(BY_HAND), name) == numbers
+
+
+def test_a_classroom_folder_ends_with_an_account_and_not_with_a_name() -> None:
+    people = roster(b"identifier,github_username\nAda Aldertree,ada-t\n")
+    assert whose(people, "hw5-ada-aldertree") == []
+
+
+def test_files_that_match_nobody_are_asked_about_and_still_sent() -> None:
+    people = roster(BY_HAND)
+    names = ["anna.ipynb", "bjorn.md", "Carla Moretti hw1.txt", "dmitri.py", "aldertreeada_81001_9_hw5.R"]
+
+    owners = people.owners(names)
+
+    asked = {name: owner.question for name, owner in owners.items() if owner.question}
+    assert asked == dict.fromkeys(["anna.ipynb", "bjorn.md", "dmitri.py"], UNMATCHED_QUESTION)
+    assert not any(owner.question for owner in EMPTY_ROSTER.owners(names).values())
+    only_names = roster(b"First name,Last name\nAnna,Lindqvist\n")  # nobody in it can be answered with
+    assert not only_names.owners(["dmitri.py"])["dmitri.py"].question
+
+
+def test_answers_hold_back_nothing_that_would_have_been_sent_without_them() -> None:
+    names = ["a.py", "b.py", "c.py", "d.py", "e.py"]
+    answered = roster(BY_HAND, **{"a.py": "501", "b.py": "502", "c.py": "503"}).owners(names)
+
+    assert [owner.question for owner in answered.values()] == ["", "", "", UNMATCHED_QUESTION, UNMATCHED_QUESTION]
+    assert [sorted(owner.numbers) for owner in answered.values()] == [["501"], ["502"], ["503"], [], []]
+
+
+def test_an_answer_changes_nobodys_text_in_which_the_names_were_found_already(tmp_path: Path) -> None:
+    """A text that changes is graded again, and a name that was replaced must stay replaced."""
+    works = [
+        Submission("bjorn.md", "", (SubmissionPart("text", "by Bjorn Haugen", "text"),)),
+        Submission("eva.md", "", (SubmissionPart("text", "My friend Bjorn helped me; so did Haugen, Bjorn", "text"),)),
+    ]
+    people = roster(BY_HAND.replace(b"Haugen, Anna", b"Haugen, Bjorn"))
+    keep_roster(tmp_path, people)
+    before = pseudonymise(works, b"secret", roster=people)
+
+    keep_answer(tmp_path, "bjorn.md", people.find("Bjorn Haugen"))
+
+    answered = read_rosters(kept_files(tmp_path))
+    assert answered.owners(["bjorn.md"])["bjorn.md"].numbers == {"502"}
+    assert pseudonymise(works, b"secret", roster=answered) == before
+    assert not any("Bjorn" in part.text or "Haugen" in part.text for work in before for part in work.parts)
+
+
+def test_an_answer_of_the_release_before_makes_the_texts_that_it_made(tmp_path: Path) -> None:
+    """Work that was graded after such an answer is not graded again."""
+    work = Submission("bjorn.md", "", (SubmissionPart("text", "by Bjorn Haugen", "text"),))
+    people = roster(BY_HAND.replace(b"Haugen, Anna", b"Haugen, Bjorn"))
+    keep_roster(tmp_path, people)
+    (tmp_path / ANSWERS).write_text('{"submission":"bjorn.md","person":"502","by":"eve","at":""}\n', "utf-8")
+
+    [done] = pseudonymise([work], b"secret", roster=read_rosters(kept_files(tmp_path)))
+
+    assert done.parts[0].text == f"by student-{pseudonym('bjorn.md', b'secret')}"
 
 
 def test_answers_are_kept_and_the_last_one_counts(tmp_path: Path) -> None:

@@ -51,7 +51,7 @@ def test_a_file_that_can_not_be_read_is_no_failed_job(
 ) -> None:
     cli.run_command(["grade", *tiny(homework, tmp_path / "out")])
     last = [line for line in capsys.readouterr().err.splitlines() if "5/5 jobs" in line][-1]
-    assert "1 unreadable" in last
+    assert "1 not sent" in last
     assert "failed" not in last
 
 

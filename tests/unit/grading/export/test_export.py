@@ -17,6 +17,7 @@ from grading.export.plain import export_csv
 from grading.points import CriterionGrade, Doubt, Grade
 from grading.report.grades import GradedClass, load_graded, save_graded
 from grading.reviews import Override, append_override, read_overrides
+from grading.roster import SAY_WHOSE
 from grading.tables import two_decimals
 from messages.errors import BatchError
 from tests.support import lms
@@ -226,8 +227,11 @@ def test_a_submission_without_an_id_is_listed_with_its_other_reasons(tmp_path: P
     batch(tmp_path, [grade("anna.ipynb"), grade("plain.R", words=None)])
 
     assert reasons(export_canvas(tmp_path, GRADEBOOK, "701")) == {
-        "anna.ipynb": "its name holds no Canvas user id, so it is not in the file",
-        "plain.R": "incomplete: no points for words: late; its name holds no Canvas user id, so it is not in the file",
+        "anna.ipynb": f"its name holds no Canvas user id, so it is not in the file: {SAY_WHOSE}",
+        "plain.R": (
+            "incomplete: no points for words: late; its name holds no Canvas user id, so it is not in the file: "
+            f"{SAY_WHOSE}"
+        ),
     }
 
 

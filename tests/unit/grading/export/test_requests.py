@@ -56,8 +56,8 @@ def test_a_table_of_requests_is_read_once(out: Path) -> None:
         out, ("0", first.id, "I did label the axes."), ("2", "", "All of it, please;\nI was ill."), ("1", "", "")
     )
 
-    assert add_requests(out, requests_from(data, grades(out), "Ann")[0]) == 2
-    assert add_requests(out, requests_from(data, grades(out), "Bob")[0]) == 0
+    assert add_requests(out, requests_from(out, data, grades(out), "Ann")[0]) == 2
+    assert add_requests(out, requests_from(out, data, grades(out), "Bob")[0]) == 0
 
     one, two = read_requests(out)
     assert (one.criterion_id, one.text, one.points, one.by, one.answer) == (
@@ -73,7 +73,7 @@ def test_a_table_of_requests_is_read_once(out: Path) -> None:
 
 def test_a_criterion_may_be_named_by_its_title(out: Path) -> None:
     named = grades(out)[0].criteria[1]
-    [request], _ = requests_from(table(out, ("0", f" {named.title.upper()} ", "why?")), grades(out))
+    [request], _ = requests_from(out, table(out, ("0", f" {named.title.upper()} ", "why?")), grades(out))
     assert request.criterion_id == named.id
 
 
@@ -93,23 +93,23 @@ def test_a_criterion_may_be_named_by_its_title(out: Path) -> None:
 )
 def test_a_table_that_cannot_be_used_says_where(out: Path, data: bytes, said: str) -> None:
     with pytest.raises(ExportError) as refused:
-        requests_from(data, grades(out))
+        requests_from(out, data, grades(out))
     assert said in str(refused.value)
 
 
 def test_rows_without_a_request_are_said_and_empty_lines_are_not(out: Path) -> None:
     data = table(out, ("0", "", "why?"), ("1", "", " "), ("2", "", "")) + b"\r\n,,,,\r\n"
 
-    requests, remark = requests_from(data, grades(out))
+    requests, remark = requests_from(out, data, grades(out))
 
     assert len(requests) == 1
     assert remark == "requests, rows 3, 4 hold no request"
-    assert requests_from(table(out, ("1", "", "")), grades(out)) == ([], "requests, row 2 holds no request")
+    assert requests_from(out, table(out, ("1", "", "")), grades(out)) == ([], "requests, row 2 holds no request")
 
 
 def test_a_criterion_that_is_none_and_a_text_without_end_are_refused(out: Path) -> None:
     with pytest.raises(ExportError, match="requests, row 2: 'style' is not a criterion of this class; use one of "):
-        requests_from(table(out, ("0", "style", "why?")), grades(out))
+        requests_from(out, table(out, ("0", "style", "why?")), grades(out))
     with pytest.raises(ExportError, match=r"the request is too long: at most 20,000 characters.* has 20,001"):
         Request.about(grades(out)[0], None, "x" * 20_001)
     assert read_requests(out) == []

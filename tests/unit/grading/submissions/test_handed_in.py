@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from grading.submissions.lms_names import age, is_late, moodle_id, same_student, student_id
+from grading.submissions.lms_names import age, claim_of, is_late, same_student, student_id
 from grading.submissions.reading import Submission, read_submissions
 from messages.errors import SubmissionError
 
@@ -53,8 +53,9 @@ def names(found: list[Submission]) -> list[str]:
 )
 @pytest.mark.public_report("instructure/canvas-lms lib/content_zipper.rb")
 def test_names_say_whose_it_is(name: str, canvas: str, moodle: str, late: bool) -> None:
-    assert (moodle_id(name), is_late(name)) == (moodle, late)
-    assert student_id(name) == canvas + moodle
+    claim = claim_of(name)
+    assert (claim.product if claim else "") == ("canvas" if canvas else "moodle" if moodle else "")
+    assert (student_id(name), is_late(name)) == (canvas + moodle, late)
 
 
 def test_a_year_in_a_name_is_nobodys_id(tmp_path: Path) -> None:
@@ -143,7 +144,7 @@ def test_a_moodle_zip_is_read_like_its_folder(tmp_path: Path, wrapper: str) -> N
         for number in (77, 78):
             archive.writestr(f"{wrapper}Student {number}_{number}_assignsubmission_file_/hw.R", "x <- 1")
 
-    assert [moodle_id(name) for name in names(read_submissions(path))] == ["77", "78"]
+    assert [student_id(name) for name in names(read_submissions(path))] == ["77", "78"]
 
 
 def test_ages_and_students_are_told_from_names_alone() -> None:
