@@ -227,10 +227,12 @@ def show_outcome(
         say(("" if outcome.grades == outcome.whole else "The class: ") + summary(outcome.whole))
         if read_overrides(outcome.folder):
             finals = final_grades(outcome.folder)[1]
-            reviewed_count = sum(final.is_reviewed for final in finals)
             lapsed_count = sum(bool(final.lapsed) for final in finals)
             lapsed = f" {plural(lapsed_count, 'approval', 'has', 'have')} lapsed: see Review." if lapsed_count else ""
-            say(f"{reviewed_count:,} reviewed: their final points are in the desk and in kvasir export.{lapsed}")
+            say(
+                f"{sum(final.is_reviewed for final in finals):,} reviewed: their final points are in the desk and in "
+                f"kvasir export.{lapsed}"
+            )
         say(f"Report (reasons, remarks): {outcome.folder / 'report.html'}   Grades: {outcome.folder / 'grades.csv'}")
     if outcome.note:
         say(outcome.note, stderr)
