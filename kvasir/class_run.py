@@ -420,8 +420,11 @@ def _report(batch: Batch, assignment: Assignment, called_engines: bool, notice: 
 
 def _changed_works(batch: Batch, assignment: Assignment) -> list[str]:
     """Return the submissions whose files have changed since the class was planned."""
-    planned_digest = batch.request.get("submissions", {}).get
-    return [name for name, digest in assignment.work_digests.items() if planned_digest(name, digest) != digest]
+    return [
+        name
+        for name, digest in assignment.work_digests.items()
+        if batch.request.get("submissions", {}).get(name, digest) != digest
+    ]
 
 
 def _difference(batch: Batch, assignment: Assignment) -> str:

@@ -105,8 +105,10 @@ def submit(
         class_run.open_class(request, place, progress.say) as (batch, assignment),
     ):
         job_count = class_run.submit(settings, batch, assignment, progress, global_options.observer(), deadline_s)
-    gather = next_command("watch", batch.folder)
-    say(f"{plural(job_count, 'job')} queued as {batch.batch_id}; gather them with: {gather}")
+    say(
+        f"{plural(job_count, 'job')} queued as {batch.batch_id}; gather them with: "
+        f"{next_command('watch', batch.folder)}"
+    )
     return 0
 
 
