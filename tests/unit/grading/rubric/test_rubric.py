@@ -144,7 +144,7 @@ def test_points_add_up_without_binary_rounding() -> None:
         ({"id": "two words"}, "'id' must be a letter and up to 39"),
         ({"id": 7}, "'id' must be text, not 7"),
         ({"id": "Summary"}, "the id 'Summary' has another meaning in the results"),
-        ({"id": "WORDS"}, "criteria 1 and 2 both have the id 'words'; rename one"),
+        ({"id": "WORDS"}, "criteria 1 and 2 both have the id 'words'; change one of the ids"),
         ({"title": " "}, "'title' must be one line of text"),
         ({"title": ["x"]}, "'title' must be text, not a list"),
         ({"title": "x" * 201}, "'title' is 201 characters long; at most 200"),
