@@ -87,8 +87,7 @@ def is_suspects_queue(queue: str) -> bool:
 
 def jobs_waiting(broker: Broker, stage: WorkerStage, model: str) -> int:
     """Return the number of jobs in both lanes, as the broker counts them now. Raises BrokerUnavailable."""
-    depths = [broker.depth(name) for name in work_queues(stage, model)]
-    return sum(depth.ready for depth in depths if depth)
+    return broker.ready(*work_queues(stage, model))
 
 
 def reply_queue(batch_id: str, quorum: bool = False) -> str:

@@ -17,7 +17,7 @@ from infra.config.settings import Settings
 from kvasir.connect import connect, is_cluster, open_stores
 from kvasir.missing import missing_workers
 from kvasir.options import Globals, json_option
-from kvasir.plan.running_cluster import remainder_of
+from kvasir.plan.cluster import remainder_of
 from kvasir.terminal import make_table, print_table, say, stdout
 from messages.workers import WorkerInfo
 from prefill_worker.admission import high_water_mark

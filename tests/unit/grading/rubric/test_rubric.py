@@ -197,6 +197,10 @@ def test_a_mistake_in_the_whole_is_named(tmp_path: Path, data: Any, expected: st
             "title: !!python/object/apply:os.system [id]",
             "line 1, column 8: not YAML: could not determine",
         ),
+        (
+            "title: a\nguidance: Full points: the mean is 20.",
+            "line 2, column 22: not YAML: mapping values are not allowed here; put a text with a colon in it in quotes",
+        ),
         ("title: a\ntitle: b", "line 1: the key 'title' occurs twice"),
         ("title: !!timestamp never", "the file is YAML, but it can't be read"),
         ("? [a]\n: b", "line 1, column 3: not YAML"),
