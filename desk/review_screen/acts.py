@@ -74,8 +74,9 @@ class Acts:
         self._folder = folder
         self._lock = threading.RLock()
         self._answers: dict[str, ActAnswer] = {}
-        self._own: dict[tuple[str, str], _OwnVersions] = {}  # By sender and submission.
-        # By act: submission, the decisions before it, and the version after it.
+        self._own: dict[tuple[str, str], _OwnVersions] = {}  # (sender, submission) -> versions
+
+        # act -> its submission, the decisions before the act, and the version after the act
         self._undoable: dict[str, tuple[str, Sequence[Override], str]] = {}
 
     def apply(self, rows_of: RowsOf, messages: Sequence[Mapping[str, Any]]) -> dict[str, ActAnswer]:

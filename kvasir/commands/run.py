@@ -34,7 +34,7 @@ from producers.words import plural
 @click.option(
     "--out", type=path, help="Put the batch into this folder [default: a folder in results/ named after PROMPTS]."
 )
-@click.option("--retry-failed", is_flag=True, help="Run failed, expired and cancelled prompts again.")
+@click.option("--retry-failed", is_flag=True, help="Run prompts again that failed, expired or were cancelled.")
 @click.option("--json", "as_json", is_flag=True, help="Print the counts as JSON.")
 @quiet_option
 @wait_option
