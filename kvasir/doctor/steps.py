@@ -154,7 +154,7 @@ _ERRORS = {
     "password refused": "login",
     "virtual host": "rights",
     "ACCESS_REFUSED": "rights",
-    "may not create it": "rights",
+    "not allowed to create it": "rights",
     "NoQueue": "undeclared",
 }
 
