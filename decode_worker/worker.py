@@ -6,12 +6,11 @@ deleted.
 """
 
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from functools import partial
 
-from decode_worker.claims import Claims
 from decode_worker.fallback import Fallback
 from decode_worker.flow import DecodeFlow
 from decode_worker.generate import DecodeAttempt, Generator, RunningJobs, stored_refs
@@ -20,17 +19,17 @@ from decode_worker.stealing.thief import QueueChoice
 from engines.base import outage_of
 from engines.worker_info import engine_registration
 from infra.broker.base import Broker, Delivery
-from infra.broker.envelope import StopReason
+from infra.broker.envelope import StopReason, run_of
 from infra.broker.failpoints import failpoint
 from infra.broker.settle import Settler, replying
 from infra.broker.topology import TURNS
 from infra.checks import Checks
 from infra.config.hours import ALL_HOURS, Hours
 from infra.worker_loop import ConsumerLoop, GroupHelp, OneByOne, SlotPool
-from kvstore.base import ClusterState, KVStore
+from kvstore.base import ClusterState, KVStore, Run
 from kvstore.blocks import BlockRef, snapshot_refs
 from kvstore.cluster_state import BestEffortClusterState
-from kvstore.heartbeat import Heartbeat, new_worker_id
+from kvstore.heartbeat import CLAIM_TTL_S, Heartbeat, new_worker_id
 from kvstore.runnable import Tombstones, counting_crashes
 from messages import codec
 from messages.errors import (
@@ -308,3 +307,46 @@ def _result_in(body: bytes) -> JobResult | None:
         return codec.decode(body, JobResult)
     except (InvalidMessage, NewerMessage):
         return None
+
+
+# Two values: the stored result or None, and whether this worker has the claim.
+_Standing = tuple[bytes | None, bool]
+
+
+class Claims:
+    """The claims of one decode worker, in the cluster state: a dead worker doesn't renew them, so they expire.
+
+    Thread-safe.
+    """
+
+    def __init__(self, cluster_state: ClusterState, worker_id: str) -> None:
+        self._cluster_state = cluster_state
+        self._worker_id = worker_id
+        self._looked_up: dict[Run, _Standing] = {}
+
+    def take_up(self, key: Run) -> _Standing:
+        """Return the job's result, if it has one, and whether the job is ours."""
+        return self._looked_up.pop(key, None) or self.renew([key])[0]
+
+    def renew(self, keys: Sequence[Run]) -> list[_Standing]:
+        """Renew these claims in one round trip. Jobs that have their results need no claim any more."""
+        return self._cluster_state.take_up(self._worker_id, keys, CLAIM_TTL_S)
+
+    def release(self, key: Run) -> None:
+        """Give up a claim, so that other workers can take the job."""
+        self._cluster_state.release(*key, self._worker_id)
+
+    @contextmanager
+    def looked_up(self, deliveries: list[Delivery]) -> Iterator[None]:
+        """Claim the jobs of these deliveries, which are handled within the block.
+
+        Unused claims are released at its end.
+        """
+        keys = [run_of(delivery) for delivery in deliveries]
+        self._looked_up |= zip(keys, self.renew(keys), strict=True)
+        try:
+            yield
+        finally:
+            for key in keys:
+                if self._looked_up.pop(key, None):
+                    self.release(key)

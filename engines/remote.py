@@ -52,8 +52,8 @@ FINISH_REASONS = ("stop", "length")  # the finish reasons of a complete answer
 RANDOM_SEED = 0xFFFFFFFF  # llama.cpp, which can run behind a server, picks a random seed if it gets this one
 LETTERS_PER_TOKEN = 3.0  # assumed until the server has counted the sample's tokens
 
-# If the server counts fewer than this share of the expected tokens, it has cut the prompt. In whole prompts, the text
-# per token never differs that much from the sample or from other prompts.
+# If the server counts fewer than this share of the expected tokens, it has cut the prompt. Between two prompts that
+# were not cut, the length of a token differs less than that.
 _CUT = 0.6
 # Ollama cuts a prompt to half the context plus a few tokens of its beginning. A prompt with exactly that many tokens
 # counts as whole only if about that many were expected.

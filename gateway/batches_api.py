@@ -21,7 +21,6 @@ from gateway.openai_api import ChatRequest, CompletionRequest
 from gateway.refusal import RESPONSES, RETRY_S, ApiError
 from gateway.requests import BoundedRoute, Strict, validated
 from producers.batch import prompt_lines
-from producers.batch.openai_body import Defaults
 from producers.batch.prompt_lines import BadLine
 
 router = APIRouter(prefix="/v1", tags=["OpenAI"], responses=RESPONSES, route_class=BoundedRoute)
@@ -150,10 +149,7 @@ async def create(
             "input_file_id",
             "invalid_value",
         )
-    models = {}
-    for name in gateway.visible(request.state.key):
-        model = gateway.models[name]
-        models[name] = Defaults(name, await gateway.default_tokens(name), model.temperature, model.top_p)
+    models = {name: await gateway.defaults(gateway.models[name]) for name in gateway.visible(request.state.key)}
     expires_s = body.output_expires_after.seconds if body.output_expires_after else 0
     new = partial(gateway.batches.create, endpoint=body.endpoint, output_expires_s=expires_s)
     return _batch(await asyncio.to_thread(new, input_file, idempotency_key, body.metadata or {}, models))

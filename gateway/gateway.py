@@ -23,6 +23,7 @@ from messages.errors import ConfigError, KvasirError
 from messages.jobs import JobResult, Lane, Message, Part, Sampling, TokenEvent, conversation
 from messages.strict_schema import Objects
 from messages.workers import WorkerInfo
+from producers.batch.openai_body import Defaults
 from producers.client import Client
 
 log = logging.getLogger(__name__)
@@ -83,10 +84,11 @@ class Gateway:
         context_lengths = [worker.context for worker in await self.decoders(model) if worker.context]
         return min(context_lengths, default=self.models[model].context)
 
-    async def default_tokens(self, model: str) -> int:
-        """Return the longest answer of a request that sets no length: the model's limit, or half of a small context."""
-        context = await self.context(model)
-        return min(self.models[model].max_tokens, max(1, context // 2) if context else 1 << 20)
+    async def defaults(self, model: ModelSettings) -> Defaults:
+        """Return what a request leaves out. The longest answer is the model's limit, or half of a small context."""
+        context = await self.context(model.name)
+        max_tokens = min(model.max_tokens, max(1, context // 2) if context else 1 << 20)
+        return Defaults(model.name, max_tokens, model.temperature, model.top_p)
 
     async def ask(
         self, model: str, prompt: tuple[Part, ...], sampling: Sampling, lane: Lane, stream: bool, key: Key | None
@@ -217,7 +219,7 @@ class Gateway:
     def _queue_depth(self, model: str, lane: Lane) -> int:
         names = [name for stage in topology.WORK_STAGES for name in topology.lane_queues(stage, model, lane)]
         try:
-            return sum(depth.ready for name in names if (depth := self.client.broker.depth(name)))
+            return self.client.broker.ready(*names)
         except ConfigError as error:  # since RabbitMQ 4.3, a producer has no right to read a queue's length
             log.info("how many jobs wait for %s is not known: %s", model, error)
             return 0

@@ -5,8 +5,9 @@ The guard checks the key, and limits size, time and the number of requests at on
 
 import asyncio
 import secrets
-from collections.abc import Callable, Collection
-from contextlib import ExitStack
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -14,15 +15,16 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway.gateway import Gateway
-from gateway.places import Places, Take
 from gateway.refusal import ApiError
-from messages.limits import MAX_BODY_BYTES, MAX_FILE_BYTES, MAX_HEADER_BYTES, MAX_UPLOAD_BYTES
+from messages import limits
 from monitoring import access
 
 BODY_S = 30.0
 UPLOAD_S = 600.0
 _UPLOAD = ("POST", "/v1/files")
 _OPEN_TO_ALL = ("/", "/health", "/ready", "/docs", "/openapi.json")
+
+Take = Callable[[int], None]
 
 
 class Guard:
@@ -60,12 +62,16 @@ class Guard:
         try:
             if is_upload:
                 too_long = ApiError(
-                    413, f"the file is longer than {MAX_FILE_BYTES >> 20} MiB", "file", "body_too_large"
+                    413, f"the file is longer than {limits.MAX_FILE_BYTES >> 20} MiB", "file", "body_too_large"
                 )
-                return await self._app(scope, _limit_size(scope, receive, MAX_UPLOAD_BYTES, too_long, take), send)
-            too_long = ApiError(413, f"the body is longer than {MAX_BODY_BYTES >> 20} MiB", code="body_too_large")
+                return await self._app(
+                    scope, _limit_size(scope, receive, limits.MAX_UPLOAD_BYTES, too_long, take), send
+                )
+            too_long = ApiError(
+                413, f"the body is longer than {limits.MAX_BODY_BYTES >> 20} MiB", code="body_too_large"
+            )
             async with asyncio.timeout(BODY_S):
-                body = await Request(scope, _limit_size(scope, receive, MAX_BODY_BYTES, too_long, take)).body()
+                body = await Request(scope, _limit_size(scope, receive, limits.MAX_BODY_BYTES, too_long, take)).body()
         except ClientDisconnect:
             return
         except (ApiError, TimeoutError) as error:
@@ -80,8 +86,10 @@ class Guard:
         headers, path = Headers(scope=scope), scope["path"]
         if not self._gateway.keys.is_required:
             _check_local(headers, self._gateway.host_names)
-        if _header_bytes(scope) > MAX_HEADER_BYTES:
-            raise ApiError(431, f"the headers are longer than {MAX_HEADER_BYTES >> 10} KiB", code="headers_too_large")
+        if _header_bytes(scope) > limits.MAX_HEADER_BYTES:
+            raise ApiError(
+                431, f"the headers are longer than {limits.MAX_HEADER_BYTES >> 10} KiB", code="headers_too_large"
+            )
         if path in _OPEN_TO_ALL or not self._gateway.keys.is_required:
             return None
         scheme, _, secret = headers.get("authorization", "").partition(" ")
@@ -147,3 +155,51 @@ def _replay_body(body: bytes, receive: Receive) -> Receive:
         return pending.pop()() if pending else await receive()
 
     return replay
+
+
+class Places:
+    """Counts requests and bytes by key. Without keys all requests have the same name, so one key's limits apply to all.
+
+    Must be used in the event loop.
+    """
+
+    def __init__(self, on_change: Callable[[int], None]) -> None:
+        """`on_change` is called with the number of requests under way."""
+        self._on_change = on_change
+        self._requests: Counter[str] = Counter()
+        self._body_bytes: Counter[str] = Counter()
+        self._file_bytes: Counter[str] = Counter()  # bytes of the uploads under way
+
+    @contextmanager
+    def one(self, key: str, is_upload: bool) -> Iterator[Take]:
+        """Hold a place for a request, and yield a function to call with the size of each piece of its body.
+
+        Both raise ApiError if a limit is reached.
+        """
+        taken, counts, bounds = 0, self._body_bytes, (limits.MAX_BODIES_BYTES_PER_KEY, limits.MAX_BODIES_BYTES)
+        if is_upload:
+            counts, bounds = self._file_bytes, (limits.MAX_UPLOADS_BYTES_PER_KEY, limits.MAX_UPLOADS_BYTES)
+
+        def take(size: int) -> None:
+            nonlocal taken
+            taken += size
+            counts[key] += size
+            _require_room(counts, key, bounds, f"bytes of {'files' if is_upload else 'requests'}")
+
+        self._requests[key] += 1
+        try:
+            _require_room(self._requests, key, (limits.MAX_OPEN_PER_KEY, limits.MAX_OPEN), "requests")
+            self._on_change(self._requests.total())
+            yield take
+        finally:
+            self._requests[key] -= 1
+            counts[key] -= taken
+            self._on_change(self._requests.total())
+
+
+def _require_room(counts: Counter[str], key: str, bounds: tuple[int, int], words: str) -> None:
+    for number, most in zip((counts[key], counts.total()), bounds, strict=True):
+        if number > most:
+            raise ApiError(
+                429, f"{most:,} {words} are already under way: try again later", code="too_many_requests", retry_s=1
+            )

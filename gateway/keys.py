@@ -68,7 +68,9 @@ def read_keys(path: Path) -> list[Key] | None:
         rows = json.loads(read_ordinary(path))
         if problem := why_not_ours(path):
             raise ConfigError(problem)
-        return [Key(**(row | {"models": tuple(row["models"])})) for row in _list(rows)]
+        if not isinstance(rows, list):
+            raise ValueError("no list")
+        return [Key(**(row | {"models": tuple(row["models"])})) for row in rows]
     except FileNotFoundError:
         return None
     except OSError as error:
@@ -109,12 +111,6 @@ def revoke_key(path: Path, name: str) -> Key:
 
 def _write(path: Path, keys: Sequence[Key]) -> None:
     write_atomically(path, json.dumps([asdict(key) for key in keys], indent=1) + "\n")
-
-
-def _list(rows: Any) -> list[Any]:
-    if not isinstance(rows, list):
-        raise ValueError("no list")
-    return rows
 
 
 def _hash(secret: str) -> str:

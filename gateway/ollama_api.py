@@ -20,7 +20,7 @@ from infra.config.types import ModelSettings
 from messages.change import replace_fields
 from messages.jobs import JobResult, Message, Sampling
 from messages.lines import on_one_line
-from producers.batch.openai_body import Defaults, messages_of, sampling_of
+from producers.batch.openai_body import messages_of, sampling_of
 
 router = APIRouter(prefix="/api", tags=["Ollama"], responses=RESPONSES, route_class=BoundedRoute)
 
@@ -74,7 +74,7 @@ class OllamaRequest(Strict):
             form = function.parameters or {"type": "object", "properties": {}}
         if isinstance(form, dict):
             fields["response_format"] = {"type": "json_schema", "json_schema": {"schema": form}}
-        defaults = Defaults(model.name, await gateway.default_tokens(model.name), model.temperature, model.top_p)
+        defaults = await gateway.defaults(model)
         sampling = await apart(request, sampling_of, fields, defaults, new_seed(), gateway.objects)
         return replace_fields(sampling, top_k=options.top_k)
 

@@ -24,7 +24,6 @@ from gateway.streams import stream_response
 from messages.jobs import MAX_ANSWERS, JobResult, Lane, Part
 from messages.lines import on_one_line
 from producers.batch.openai_body import (
-    Defaults,
     choices_of,
     messages_of,
     raw_prompt,
@@ -114,7 +113,7 @@ class _OpenAIRequest(Strict):
         if self.stream_options and not self.stream:
             raise ApiError(400, "stream_options is only for streams", "stream_options", "invalid_value")
         model = gateway.model(self.model, request.state.key)
-        defaults = Defaults(model.name, await gateway.default_tokens(model.name), model.temperature, model.top_p)
+        defaults = await gateway.defaults(model)
         sampling = await apart(request, sampling_of, fields, defaults, new_seed(), gateway.objects)
         return await gateway.ask(model.name, prompt, sampling, lane, self.stream, request.state.key)
 

@@ -13,7 +13,7 @@ from producers.words import plural
 MIN_CLASS = 5
 LOW = 0.34  # points below this share of a criterion's full points count as low
 NEARLY_ALL = 0.9  # of the class
-CONTRAST = 0.2  # the median of the other criteria must exceed the criterion's median by at least this share
+CONTRAST = 0.2  # a criterion's median must be below that of all other criteria by at least this share
 
 
 def class_alarms(grades: Sequence[Grade], rubric: Rubric) -> tuple[str, ...]:

@@ -371,8 +371,8 @@ class Cost:
     Token counts are estimates: those of prompts, and of answers at their greatest length.
     """
 
-    # Ids of the criteria and names of other topics that the regrade asks about again. For jobs without questions, this
-    # is everything.
+    # What the regrade asks about again: ids of criteria, and names of other topics. A job without questions asks about
+    # all of them.
     asked: tuple[str, ...]
     removed: tuple[str, ...]  # criteria
     submissions: int

@@ -39,9 +39,9 @@ TEST_STUDENT = "Student, Test"
 # Names that Moodle shows in place of a hidden name, in the most common languages of Moodle.
 HIDDEN_NAMES = frozenset({"", "anon", "participant", "teilnehmer", "teilnehmerin", "participante", "student"})
 SAY_WHOSE = "say whose with kvasir assign"
-# About a submission that is not sent until somebody answers, because other names say more.
+# The question about a submission that is not sent until it is answered. Most other names match the roster.
 UNASSIGNED_QUESTION = f"nothing in its name says whose it is: {SAY_WHOSE}"
-# About a submission that is graded all the same, because few names or none match the roster.
+# The question about a submission that is graded before it is answered. Few names match the roster.
 UNMATCHED_QUESTION = f"its name matches nobody in the roster: {SAY_WHOSE}"
 # Words in file names that are not the names of people. Those of two letters are usual abbreviations.
 FILE_WORDS = frozenset(
@@ -380,8 +380,7 @@ def _read(path: Path) -> Roster:
         raise BatchError(f"{path} can't be read ({error}); name the roster again with --roster") from None
 
 
-# Each key holds columns that only one kind of roster has. The value is its LMS, with the columns for number, name,
-# group and section.
+# Columns that only one kind of roster has -> the LMS, and its columns for number, name, group and section.
 _KINDS = {
     ("canvas_user_id", "group_name"): ("canvas", ("canvas_user_id", "name", "group_name", "sections")),
     ("github_username", "identifier"): ("classroom", ("github_username", "identifier")),

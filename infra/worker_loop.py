@@ -25,7 +25,6 @@ from typing import Any, Generic, Protocol, TypeVar
 from infra.broker import topology
 from infra.broker.base import Broker, Consumer, Delivery
 from infra.broker.control import ControlListener
-from infra.broker.deaths import answer_deaths
 from infra.broker.failpoints import failpoint
 from infra.broker.settle import Settler
 from infra.config.hours import ALL_HOURS, Hours
@@ -332,7 +331,7 @@ class ConsumerLoop:
                 control.poll(_TICK_S)
                 if time.monotonic() > next_look:
                     self._look_at_queues()
-                    answer_deaths(self._broker, self._settler, self._model)
+                    self._settler.answer_deaths(self._model)
                     next_look = time.monotonic() + _DEATHS_EVERY_S
             except (BrokerUnavailable, NoQueue):
                 # The broker reconnects by itself; deleted queues are declared again at the next check.

@@ -13,7 +13,7 @@ import click
 from infra.config import next_command
 from kvasir.commands.ask import ask
 from kvasir.commands.assign import assign
-from kvasir.commands.batch import cancel, grade, results, retry, submit, watch
+from kvasir.commands.batch import cancel, grade, migrate, results, retry, submit, watch
 from kvasir.commands.config import config
 from kvasir.commands.dead_letters import dead
 from kvasir.commands.demo import demo
@@ -24,7 +24,6 @@ from kvasir.commands.evaluate import evaluate_command as evaluate
 from kvasir.commands.export import export
 from kvasir.commands.forget import forget
 from kvasir.commands.logs import job, logs
-from kvasir.commands.migrate import migrate
 from kvasir.commands.pause_resume_drain import drain, pause, resume
 from kvasir.commands.plan import plan
 from kvasir.commands.regrade import regrade

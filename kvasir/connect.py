@@ -1,20 +1,35 @@
-"""Makes a Client from settings: for the cluster if a broker is configured, else for a pipeline in this process."""
+"""From settings to a Client, of the cluster or of a pipeline in this process, and to the options of an engine."""
 
-from collections.abc import Sequence
+import logging
+import threading
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
+from functools import partial
 from typing import TYPE_CHECKING
 
 import kvstore.connect
-from infra.config.settings import Settings
-from kvasir.pipeline import local_client
+from decode_worker.stealing.models import CachedModel, ModelCache
+from decode_worker.worker import DecodeWorker
+from engines.base import LoadedEngine
+from engines.entry import EngineOptions
+from engines.proof import prove
+from engines.registry import Engine, open_engine
+from infra.broker.embedded.broker import EmbeddedBroker, EmbeddedServer
+from infra.config.settings import ModelSettings, Settings
 from kvstore.cluster_state import BestEffortClusterState
 from kvstore.connect import Stores
+from kvstore.heartbeat import REGISTRATION_TTL_S
 from messages.errors import BatchError, ConfigError
+from messages.installed import engine_entry
+from messages.lifecycle import Event
 from monitoring.events import Observer
+from prefill_worker.worker import PrefillWorker
 from producers.client import Client
 
 if TYPE_CHECKING:
     from infra.broker.rabbitmq import RabbitMQBroker
+
+log = logging.getLogger(__name__)
 
 
 def connect(
@@ -28,7 +43,7 @@ def connect(
     """
     names = [settings.model(model).name for model in models] or list(settings.models)
     if not is_cluster(settings):
-        return local_client(settings, names, observe)
+        return _local_client(settings, names, observe)
     with ExitStack() as stack:
         broker = stack.enter_context(closing(open_broker(settings, name)))
         stores = stack.enter_context(closing(open_stores(settings)))
@@ -70,3 +85,78 @@ def open_broker(settings: Settings, name: str) -> "RabbitMQBroker":
 def open_stores(settings: Settings) -> Stores:
     """Connect to the configured store. Raises StoreUnavailable."""
     return kvstore.connect.connect(settings.store_url_with_secret())
+
+
+def _local_client(settings: Settings, models: Sequence[str], observe: Callable[[Event], None]) -> Client:
+    """Start engines and workers for a few models, and return a client for them. Closing the client ends them.
+
+    The workers are those of a cluster, but as threads on an in-process broker and store.
+
+    For each model one engine does both stages and transfers the KV cache to itself, unless the model's table asks for
+    two copies. Raises ConfigError if a model has no weights for a local engine.
+    """
+    server = EmbeddedServer()
+    stores = kvstore.connect.connect("memory://")
+    engines: dict[str, Engine] = {}
+    workers: list[PrefillWorker | DecodeWorker] = []
+    stack = ExitStack()
+    is_closing = threading.Event()
+
+    def tell(event: Event) -> None:
+        if not is_closing.is_set():  # jobs returned while closing are lost with the process, so they are not reported
+            observe(event)
+
+    def load(model: ModelSettings) -> Engine:
+        name, weights = model.weights_for()
+        options = engine_options(model, name, weights, model.context, model.slots, model.prefill_slots)
+        engine = open_engine(name, options)
+        stack.callback(engine.close)
+        return engine
+
+    def start(make: Callable[..., PrefillWorker | DecodeWorker]) -> None:
+        broker = EmbeddedBroker(server)
+        worker = make(broker, stores.kv, stores.cluster_state, tell)
+        # The worker's thread renews its registration. This first one lets a caller see the worker at once.
+        stores.cluster_state.register(worker.registration(), REGISTRATION_TTL_S)
+        thread = threading.Thread(target=worker.run, name=worker.worker_id, daemon=True)
+        thread.start()
+        workers.append(worker)
+        stack.callback(broker.close)
+        stack.callback(thread.join)
+
+    def close() -> None:
+        is_closing.set()
+        for worker in workers:
+            worker.stop(abort=True)
+        stack.close()
+
+    try:
+        for name in models:
+            model = settings.model(name)
+            engines[name] = decoder = load(model)
+            prefiller = load(model) if model.copies > 1 else decoder
+            if why_no_kv := prove(prefiller, decoder):
+                log.warning("model %s: no KV transfer: %s", name, why_no_kv)
+            start(partial(PrefillWorker, name, LoadedEngine(prefiller, why_no_kv)))
+            home = CachedModel(name, 0, LoadedEngine(decoder, why_no_kv))
+            # No KV cache comes from another machine, so none needs checking.
+            start(partial(DecodeWorker, ModelCache(home), kv_check_every=0))
+        return Client(
+            EmbeddedBroker(server),
+            BestEffortClusterState(stores.cluster_state),
+            models,
+            observe,
+            lambda model, text: engines[model].count_tokens(text),
+            close,
+        )
+    except BaseException:
+        close()
+        raise
+
+
+def engine_options(
+    model: ModelSettings, engine: str, weights: str, context: int, slots: int, prefill_slots: int = 1
+) -> EngineOptions:
+    """Return the engine's options. Raises ConfigError for a bad key file."""
+    key = model.api_key.reveal() if model.api_key and engine_entry(engine).takes_api_key else ""
+    return EngineOptions(weights, context, slots, model.threads, model.allow_external, key, prefill_slots)

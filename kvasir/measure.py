@@ -23,10 +23,9 @@ import click
 from engines.base import EngineInfo
 from engines.registry import Engine, entries, open_engine
 from infra.config.sources import user_data_dir
-from kvasir.connect import require_cluster
+from kvasir.connect import engine_options, require_cluster
 from kvasir.doctor.cluster import measured_links
 from kvasir.doctor.services import link_text
-from kvasir.engine_options import engine_options
 from kvasir.options import Globals, Number
 from kvasir.terminal import say
 from messages.errors import KvasirError, UsageError
@@ -105,10 +104,12 @@ def measure(
             "prefill_curve": prefill,
             "decode_curve": decode,
         }
-        say(f"# Measured on {date.today().isoformat()} with {_build(loaded.info)}")
-        say(f'[machines.{machine or socket.gethostname()}.rates."{model.name}"]')
-        say(f"prefill_curve = {json.dumps(prefill)}")
-        say(f"decode_curve = {json.dumps(decode)}")
+        say(
+            f"# Measured on {date.today().isoformat()} with {_build(loaded.info)}\n"
+            f'[machines.{machine or socket.gethostname()}.rates."{model.name}"]\n'
+            f"prefill_curve = {json.dumps(prefill)}\n"
+            f"decode_curve = {json.dumps(decode)}"
+        )
     keep(_file(), "models", rates)
     return 0
 

@@ -62,20 +62,12 @@ class KVStore(ABC):
         """Return the blocks of `refs`, in order. Raises KVTransferFailed as `read` does."""
         return self.read(Block, fingerprint, layout, refs)
 
-    def get_window(self, fingerprint: str, layout: KVLayout, ref: BlockRef) -> Window:
-        """Return the window record of `ref`. Raises KVTransferFailed as `read` does."""
-        return self.read(Window, fingerprint, layout, [ref])[0]
-
-    def get_states(self, fingerprint: str, layout: KVLayout, refs: Sequence[BlockRef]) -> list[RecurrentState]:
-        """Return the recurrent states of `refs`, in order. Raises KVTransferFailed as `read` does."""
-        return self.read(RecurrentState, fingerprint, layout, refs)
-
     def get_cache(self, fingerprint: str, layout: KVLayout, refs: Sequence[BlockRef]) -> KVCache:
         """Return the KV cache made of the blocks of `refs` and the snapshot at their end. Raises as `read` does."""
         blocks = self.get(fingerprint, layout, refs)
         ends = snapshot_refs(layout, refs[-1]) if layout.snapshots else []
-        window = self.get_window(fingerprint, layout, ends.pop(0)) if layout.window_layers else None
-        states = self.get_states(fingerprint, layout, ends) if ends else []
+        window = self.read(Window, fingerprint, layout, [ends.pop(0)])[0] if layout.window_layers else None
+        states = self.read(RecurrentState, fingerprint, layout, ends) if ends else []
         return KVCache(layout, tuple(blocks), window, tuple(states))
 
     @abstractmethod

@@ -34,7 +34,7 @@ class BlockRef:
     end: int
     is_shared: bool
     layer: int | None = None  # the layer of a recurrent state
-    is_tagged: bool = False  # shared by the turns of all conversations that have one tag
+    is_tagged: bool = False  # shared by all conversations with the same tag
 
 
 def block_refs(

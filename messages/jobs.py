@@ -14,9 +14,9 @@ from typing import Any, Literal
 from messages import checks
 from messages.change import non_default_fields, replace_fields
 from messages.errors import InvalidMessage
-from messages.json_schema import check_schema
 from messages.kv import KVLayout
 from messages.limits import MAX_ANSWER_BYTES, MAX_PARTS, MAX_PROMPT_BYTES, MAX_SCHEMA_BYTES
+from messages.strict_schema import check_schema
 
 KIB = 1024
 MIB = 1024 * KIB
@@ -195,9 +195,8 @@ class PrefillJob:
     def __post_init__(self) -> None:
         if self.tag != "":
             checks.identifier("tag", self.tag)
-        checks.identifier("job_id", self.job_id)
-        checks.identifier("batch_id", self.batch_id)
-        checks.identifier("item_id", self.item_id)
+        for name in ("job_id", "batch_id", "item_id"):
+            checks.identifier(name, getattr(self, name))
         checks.model_name("model", self.model)
         if self.questions == ():
             check_prompt(self.prompt)

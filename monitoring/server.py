@@ -74,14 +74,10 @@ class PageServer(AbstractContextManager["PageServer"]):
         host, port = self._server.server_address[:2]
         return f"http://{host!s}:{port}"
 
-    def close(self) -> None:
-        """Stop listening. Idempotent."""
+    def __exit__(self, *_exception: object) -> None:
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
-
-    def __exit__(self, *_exception: object) -> None:
-        self.close()
 
 
 class _Server(ThreadingHTTPServer):

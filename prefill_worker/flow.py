@@ -69,9 +69,7 @@ class SlotFlow:
         listening, self._listening = self._listening, None
         return listening.close() if listening else []
 
-    def close(self) -> list[Delivery]:
-        """See `Flow`."""
-        return self.pause()
+    close = pause
 
     def nudge(self) -> None:
         """See `Flow`."""

@@ -46,8 +46,7 @@ class Replies:
         self._broker = broker
         self._batch_id = batch_id
         self._queue = broker.open_reply_queue(batch_id)
-        depth = broker.depth(self._queue)
-        self.backlog = depth.ready if depth else 0  # results that came while no process listened
+        self.backlog = broker.ready(self._queue)  # results that came while no process listened
         self._consumer = broker.consume(self._queue, prefetch=500, exclusive=True)
 
     def receive(self, timeout_s: float, at_most: int = 500) -> list[Reply]:
@@ -70,14 +69,14 @@ class Replies:
         two unacked groups.
         """
         _, parked_queue = topology.parking_place(self._queue)
-        depth = self._broker.depth(parked_queue)
-        if not depth or not depth.ready:
+        parked_count = self._broker.ready(parked_queue)
+        if not parked_count:
             return
         consumer = self._broker.consume(parked_queue, prefetch=2 * _PARKED_AT_ONCE)
         own_replies: list[Reply] = []
         foreign_deliveries: list[Delivery] = []
         try:
-            for _ in range(depth.ready):
+            for _ in range(parked_count):
                 delivery = consumer.receive(_PARKED_WAIT_S)
                 if delivery is None:
                     break
@@ -196,7 +195,7 @@ class Client(AbstractContextManager["Client"]):
     def _waiting(self, model: str, turn: int) -> int:
         queues = [topology.work_queue(stage, model, "bulk", turn) for stage in topology.WORK_STAGES]
         try:
-            return sum(depth.ready for queue in queues if (depth := self.broker.depth(queue)))
+            return self.broker.ready(*queues)
         except ConfigError:  # RabbitMQ 4.3 and newer don't tell producers queue lengths, so any turn will do
             return random.randrange(topology.TURNS)
 

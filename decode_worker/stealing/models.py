@@ -4,7 +4,7 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -52,28 +52,19 @@ class CachedModel:
     used_at: float = field(default_factory=time.monotonic)
 
 
-@dataclass(frozen=True, slots=True)
-class Resident:
-    """A model in memory as `victims` sees it. `waiting_s` is the work that waits in its queue, in seconds."""
-
-    model: str
-    size_bytes: int
-    waiting_s: float
-    used_at: float
-    in_use: bool
-
-
-def victims(cached: Sequence[Resident], needed_bytes: int, waiting_s: float) -> list[str] | None:
+def victims(
+    cached: Iterable[CachedModel], needed_bytes: int, new_model: str, waiting_s: Mapping[str, float]
+) -> list[str] | None:
     """Return the models to evict so that `needed_bytes` become free; None if not enough can be freed.
 
     The least useful goes first: the one with the least work waiting, then the one that was not used for the longest
-    time. A model that is in use, or has as much work waiting as the new one (`waiting_s`), stays. A pure function.
+    time. A model that is in use, or has as much work waiting as the new one, stays. A pure function.
     """
     models = []
-    for resident in sorted(cached, key=lambda resident: (resident.waiting_s, resident.used_at)):
+    for resident in sorted(cached, key=lambda resident: (waiting_s.get(resident.model, 0.0), resident.used_at)):
         if needed_bytes <= 0:
             break
-        if not resident.in_use and resident.waiting_s < waiting_s:
+        if not resident.users and waiting_s.get(resident.model, 0.0) < waiting_s.get(new_model, 0.0):
             models.append(resident.model)
             needed_bytes -= resident.size_bytes
     return models if needed_bytes <= 0 else None
@@ -176,14 +167,9 @@ class ModelCache:
         if not self._memory_bytes:
             return []
         used_bytes = sum(cached.size_bytes for cached in self._cached.values())
-        cached = [
-            Resident(name, cached.size_bytes, waiting_s.get(name, 0.0), cached.used_at, cached.users > 0)
-            for name, cached in self._cached.items()
-            if cached is not self.home
-        ]
-        return victims(
-            cached, used_bytes + stealable.size_bytes - self._memory_bytes, waiting_s.get(stealable.model, 0.0)
-        )
+        stolen_models = [cached for cached in self._cached.values() if cached is not self.home]
+        needed_bytes = used_bytes + stealable.size_bytes - self._memory_bytes
+        return victims(stolen_models, needed_bytes, stealable.model, waiting_s)
 
     def _exchange(self, stealable: Stealable, evicted_models: list[CachedModel]) -> None:
         for cached in evicted_models:

@@ -166,8 +166,8 @@ def _hear(desk: Desk, folder: Path, key: str) -> None:
         state["show"] = message.show
     state["submission"] = message.submission
     state.pop("opened", None)
-    # Set only here: after a restart of the desk, Streamlit may show it an old message without calling this. Set last:
-    # each access to the state may end this function.
+    # No other function sets this: after a restart of the desk, Streamlit can show an old message without calling this
+    # function. It is the last line, because each access to the state can end the function.
     state["heard"] = [message.sender, message.number, message.submission, state["show"]]
 
 

@@ -120,8 +120,8 @@ class RubricDraft:
 
 def edit(draft: RubricDraft, changes: Sequence[Change] = ()) -> None:
     """Draw the draft, and read what is typed into it."""
-    # The view changes here and not in the radio button's callback. If a button of the form was pressed just before, its
-    # callback runs after the radio button's. The text would then lack that button's change.
+    # The view changes here, because the radio button's callback is too early: Streamlit calls it before the callback of
+    # a form's button that was pressed first, and the text would lack what that button changed.
     if (requested_view := st.session_state.get(f"rubric view {draft.number}", draft.view)) != draft.view:
         read_widgets(draft)
         draft.switch_to(requested_view)

@@ -22,13 +22,15 @@ FORMAT = "llamacpp/1"  # must change whenever Kvasir lays out blocks of the same
 
 # How llama.cpp rotates keys, by general.architecture. These architectures rotate the two halves of a key. For the llama
 # family, converters reorder the rows of Q and K, so that the two numbers of a pair are neighbours.
-_HALVES = {"qwen2", "qwen2moe", "qwen3", "qwen3moe", "gpt-oss", "olmo2", "phi3", "gemma3"}
+_HALVES = {
+    *("qwen2", "qwen2moe", "qwen3", "qwen3moe", "qwen3next", "qwen35", "qwen35moe"),
+    *("gpt-oss", "olmo2", "phi3", "gemma3"),
+}
 _INTERLEAVED = {"llama"}
 # Models with Gated DeltaNet layers. The two models named here rotate keys by three positions (M-RoPE), which are equal
 # for text. They also order the value heads differently.
 _MROPE = {"qwen35", "qwen35moe"}
 _GATED_DELTA = _MROPE | {"qwen3next"}
-_HALVES |= _GATED_DELTA
 _RECURRENT = ("ssm.conv_kernel", "shortconv.l_cache", "wkv.head_size")
 # Only every n-th layer attends to all positions. The others attend to a window, unless the file says otherwise.
 _WINDOW_PATTERNS = {"gpt-oss": 2, "gemma3": 6}

@@ -58,9 +58,7 @@ def restore(past: DynamicCache, cache: KVCache, layout: KVLayout, device: torch.
     Raises KVTransferFailed if the cache has other shapes, or holds inf or nan.
     """
     cache.require_layout(layout)
-    finite = []
-    for state in cache.states:
-        finite.append(_set_state(past.layers[state.layer], state, layout, device))
+    finite = [_set_state(past.layers[state.layer], state, layout, device) for state in cache.states]
     for index in sorted((*layout.full_layers, *layout.window_layers)):
         layer = past.layers[index]
         rows = _rows(cache, index, device).to(TORCH_TYPES[layout.dtype])

@@ -250,8 +250,7 @@ def _head(title: str, names: Iterable[str], up: str) -> tuple[int, str]:
         column_count = 1 if max(map(len, names)) > 20 else 2
         for number, name in enumerate(names):
             column, line = 50 * (number % column_count), y + number // column_count * _LINE
-            parts.append(_rect(column, line - 10, 1.5, 11, number % _SHADES))
-            parts.append(_text(column + 3, line, name))
+            parts += _rect(column, line - 10, 1.5, 11, number % _SHADES), _text(column + 3, line, name)
         y += -(-len(names) // column_count) * _LINE
     if up:
         parts.append(_text(0, y, up))

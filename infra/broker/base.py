@@ -223,6 +223,10 @@ class Broker(ABC):
     def depth(self, queue: str) -> Depth | None:
         """Return how full a queue is, or None if it doesn't exist. Raises BrokerUnavailable."""
 
+    def ready(self, *queues: str) -> int:
+        """Return the number of ready messages in these queues, of which some may not exist. Raises as `depth` does."""
+        return sum(depth.ready for queue in queues if (depth := self.depth(queue)))
+
     @abstractmethod
     def open_reply_queue(self, batch_id: str) -> str:
         """Declare the durable reply queue of a batch and return its name. It is safe to repeat."""

@@ -5,6 +5,7 @@ counters survive when a message is published again. Most counters start again at
 """
 
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Generic, Literal, TypeVar
 
@@ -19,8 +20,6 @@ from messages.workers import WorkerStage
 
 J = TypeVar("J", PrefillJob, DecodeJob)
 StopReason = Literal["", "cancelled", "expired", "suspect", "not now"]
-
-_NOT_GIVEN = "unknown"
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,12 +167,17 @@ def is_redelivery(delivery: Delivery) -> bool:
     return bool(delivery.returns or delivery.message.headers.get("kvasir-returns"))
 
 
-def _identifier(value: object) -> str:
+def valid_or(default: str, check: Callable[[str, object], None], value: object) -> str:
+    """Return what a message says, or `default` if the check refuses it."""
     try:
-        checks.identifier("id", value)
+        check("", value)
     except InvalidMessage:
-        return _NOT_GIVEN
+        return default
     return str(value)
+
+
+def _identifier(value: object) -> str:
+    return valid_or("unknown", checks.identifier, value)
 
 
 def _count(value: object, default: int) -> int:

@@ -17,9 +17,9 @@ from typing import Any, TypeVar
 from infra.broker import topology
 from infra.broker.base import Address, Broker, Delivery, Message
 from infra.broker.control import ring
-from infra.broker.envelope import Attempt, Envelope, open_envelope
+from infra.broker.envelope import Attempt, Envelope, open_envelope, valid_or
 from infra.broker.failpoints import failpoint
-from messages import codec
+from messages import checks, codec
 from messages.errors import (
     AttemptsExhausted,
     BrokerUnavailable,
@@ -27,11 +27,13 @@ from messages.errors import (
     KVTransferFailed,
     NewerMessage,
     NoQueue,
+    Poison,
     Retry,
     Stopped,
 )
 from messages.jobs import MAX_ERROR_BYTES, DecodeJob, JobError, JobResult, Lane, State
 from messages.lifecycle import Event, Step
+from messages.workers import WorkerStage
 
 log = logging.getLogger(__name__)
 A = TypeVar("A", bound=Attempt[Any])
@@ -193,6 +195,23 @@ class Settler:
         self._publish(Address(topology.DEAD, topology.DEAD_LETTERS), letter)
         self._ack(attempt)
         attempt.has_ended_unanswered = True
+
+    def answer_deaths(self, model: str) -> None:
+        """Answer up to 100 messages that the broker gave up after too many returns: each of their jobs fails.
+
+        `model` is the model of a message that doesn't name its own. Raises BrokerUnavailable.
+        """
+        for _ in range(100):
+            delivery = self._broker.get(topology.DEATHS)
+            if delivery is None:
+                return
+            headers = delivery.message.headers
+            stage: WorkerStage = "decode" if headers.get("kvasir-stage") == "decode" else "prefill"
+            envelope = open_envelope(delivery, stage, valid_or(model, checks.model_name, headers.get("kvasir-model")))
+            reason = (
+                f"the broker gave the job up, because it came back more than {topology.BROKER_DELIVERY_LIMIT} times"
+            )
+            self.fail(Attempt[Any]([delivery], envelope), Poison(reason))
 
     def hand_back_all(self, deliveries: Iterable[Delivery], keep_turn: bool = False) -> None:
         """Publish deliveries to their queues again that were not begun.

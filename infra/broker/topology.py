@@ -43,7 +43,7 @@ BROKER_DELIVERY_LIMIT = 20
 WORK_STAGES: tuple[WorkerStage, ...] = ("prefill", "decode")
 
 # The number of `bulk` queues for each stage of a model. That many batches take turns; further batches share queues.
-# Releases without turns use only the first queue.
+# An older release of Kvasir uses only the first queue.
 TURNS = 4
 
 
@@ -87,8 +87,7 @@ def is_suspects_queue(queue: str) -> bool:
 
 def jobs_waiting(broker: Broker, stage: WorkerStage, model: str) -> int:
     """Return the number of jobs in both lanes, as the broker counts them now. Raises BrokerUnavailable."""
-    depths = [broker.depth(name) for name in work_queues(stage, model)]
-    return sum(depth.ready for depth in depths if depth)
+    return broker.ready(*work_queues(stage, model))
 
 
 def reply_queue(batch_id: str, quorum: bool = False) -> str:

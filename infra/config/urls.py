@@ -77,7 +77,7 @@ def _problem(url: str, schemes: Sequence[str]) -> str:
 def _problem_of_path(scheme: str, path: str) -> str:
     if scheme == "unix":
         return "" if path not in ("", "/") else "it names no socket"
-    is_store = scheme in STORE_SCHEMES  # redis-py would take any other word as database 0
+    is_store = scheme in STORE_SCHEMES  # redis-py takes a path that is no number for database 0
     return "its database, after the '/', must be a number" if is_store and not re.fullmatch(r"/?[0-9]*/?", path) else ""
 
 

@@ -125,8 +125,10 @@ def switch(place: Place, supervisor: Supervisor, units: Sequence[Unit], verb: Sw
             says = f"stop {unit.name} when it has finished its jobs"
             steps.append(DeployStep(says, control(supervisor, "stop", unit, place)))
         if verb in ("start", "restart"):
-            steps.append(DeployStep(f"start {unit.name}", control(supervisor, "start", unit, place)))
-            steps.append(DeployStep(f"wait until {unit.name} is ready", wait_ready(place, unit)))
+            steps += [
+                DeployStep(f"start {unit.name}", control(supervisor, "start", unit, place)),
+                DeployStep(f"wait until {unit.name} is ready", wait_ready(place, unit)),
+            ]
     return steps
 
 

@@ -1,16 +1,19 @@
-"""`grade`, `submit`, `watch`, `results`, `retry`, `cancel`: a batch from start to end."""
+"""`grade`, `submit`, `watch`, `results`, `retry`, `cancel`, `migrate`: a batch from start to end."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 import click
 
+from grading.export import final_grades
 from grading.grades import open_questions
 from grading.report.grades import SUMMARY_COLUMNS, one_line, outcome_of, summary, summary_rows
-from grading.request import GradeRequest, Selection
+from grading.request import WHOLE_CLASS, GradeRequest, Selection
+from grading.reviews import read_overrides
 from infra.config.next_command import next_command
+from infra.config.settings import Settings
 from kvasir import class_run, dry_run
 from kvasir.connect import connect, require_cluster
 from kvasir.deadline import deadline_option
@@ -20,6 +23,7 @@ from kvasir.options import (
     Models,
     grading_options,
     group_options,
+    json_option,
     only_option,
     path,
     quiet_option,
@@ -29,11 +33,11 @@ from kvasir.terminal import TerminalProgress, print_groups, print_table, say, sa
 from messages.errors import BatchError
 from producers.batch import batch as batches
 from producers.batch.batch import Batch
-from producers.batch.retry import jobs_to_retry
+from producers.batch.openai_body import Defaults
+from producers.batch.prompt_lines import check_file, read_lines
 from producers.batch.runner import cancelled_results
 from producers.words import plural
 
-json_option = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 _WAITS = ", or use kvasir grade, which waits"
 
 
@@ -101,8 +105,10 @@ def submit(
         class_run.open_class(request, place, progress.say) as (batch, assignment),
     ):
         job_count = class_run.submit(settings, batch, assignment, progress, global_options.observer(), deadline_s)
-    gather = next_command("watch", batch.folder)
-    say(f"{plural(job_count, 'job')} queued as {batch.batch_id}; gather them with: {gather}")
+    say(
+        f"{plural(job_count, 'job')} queued as {batch.batch_id}; gather them with: "
+        f"{next_command('watch', batch.folder)}"
+    )
     return 0
 
 
@@ -128,7 +134,7 @@ def watch(global_options: Globals, batch: Path, as_json: bool, quiet: bool, max_
 def results(global_options: Globals, batch: Path, as_json: bool) -> int:
     """Show what the batch in folder BATCH has so far, and write its report again. Connects to nothing."""
     settings = global_options.settings()
-    _check_exists(batch)
+    batches.check_exists(batch)
     return show_outcome(class_run.look(settings, batch), as_json)
 
 
@@ -149,7 +155,7 @@ def retry(
         request = class_run.request_of_batch(settings, owned_batch)
         assignment = class_run.open_assignment(owned_batch, request)
         runnable_ids = {task.job.job_id for task in assignment.tasks if task.may_run}
-        retried_ids = jobs_to_retry(owned_batch, _names_in_batch(owned_batch, request, names), runnable_ids)
+        retried_ids = owned_batch.jobs_to_retry(_names_in_batch(owned_batch, request, names), runnable_ids)
         owned_batch.run_again(retried_ids)
         progress.say(f"{plural(len(retried_ids), 'job')} run again")
         outcome = class_run.run_class(settings, owned_batch, assignment, progress, global_options.observer(), max_wait)
@@ -162,7 +168,7 @@ def retry(
 def cancel(global_options: Globals, batch: Path) -> int:
     """Stop the batch in folder BATCH; every job without a result gets the result `cancelled`."""
     settings = global_options.settings()
-    _check_exists(batch)
+    batches.check_exists(batch)
     require_cluster(settings, "cancel", "; without them nothing runs but kvasir grade itself, which ends at Ctrl-C")
     batch_id = batches.batch_id(batch)
     with connect(settings, (), global_options.observer(), "cancel") as client:
@@ -177,13 +183,8 @@ def cancel(global_options: Globals, batch: Path) -> int:
 
 
 def _existing(folder: Path) -> Batch:
-    _check_exists(folder)
+    batches.check_exists(folder)
     return Batch(folder)
-
-
-def _check_exists(folder: Path) -> None:
-    if not batches.exists(folder):
-        raise BatchError(f"{folder} holds no batch: name the folder that was given to --out")
 
 
 def _names_in_batch(batch: Batch, request: GradeRequest, selectors: tuple[str, ...]) -> set[str]:
@@ -226,7 +227,15 @@ def show_outcome(
         if not outcome.worked:
             say("Everything is already graded; no engine was called.")
         say(("" if outcome.grades == outcome.whole else "The class: ") + summary(outcome.whole))
-        say(f"Report: {outcome.folder / 'report.html'}   Grades: {outcome.folder / 'grades.csv'}")
+        if read_overrides(outcome.folder):
+            finals = final_grades(outcome.folder)[1]
+            lapsed_count = sum(bool(final.lapsed) for final in finals)
+            lapsed = f" {plural(lapsed_count, 'approval', 'has', 'have')} lapsed: see Review." if lapsed_count else ""
+            say(
+                f"{sum(final.is_reviewed for final in finals):,} reviewed: their final points are in the desk and in "
+                f"kvasir export.{lapsed}"
+            )
+        say(f"Report (reasons, remarks): {outcome.folder / 'report.html'}   Grades: {outcome.folder / 'grades.csv'}")
     if outcome.note:
         say(outcome.note, stderr)
     if counts.open:
@@ -234,3 +243,46 @@ def show_outcome(
         say(f"{open_jobs} still open; {outcome.go_on}", stderr)
     blank = any(grade.state in ("failed", "incomplete", "waiting") or open_questions(grade) for grade in outcome.grades)
     return 1 if blank or counts.finished_jobs != counts.succeeded else 0
+
+
+@click.command()
+@click.argument("batch", type=path)
+@click.pass_obj
+def migrate(global_options: Globals, batch: Path) -> int:
+    """Have the batch in folder BATCH, planned by an earlier version and never sent, planned again from its input.
+
+    Says what has changed in the input since. Sends nothing: the command that it ends with does.
+    """
+    batches.check_exists(batch)
+    with Batch(batch) as owned_batch:
+        if owned_batch.may_publish:
+            say(f"{batch} is of this version's form already.")
+            return 0
+        # A batch with answers can't be planned again, because the prompts of these answers can't be rebuilt.
+        if not owned_batch.may_plan:
+            owned_batch.check_may_publish()
+        planned_names = {entry.name for entry in owned_batch.entries}
+        names = _names_now(global_options.settings(), owned_batch)
+        say(f"{plural(len(owned_batch.entries), 'job')} planned in an older form, none of them sent: dropped.")
+        _say_names("In the input and not in the plan", names - planned_names)
+        _say_names("In the plan and not in the input", planned_names - names)
+        owned_batch.drop_plan()
+        source = owned_batch.request.get("prompts")
+        go_on = ("run", source, "--out", batch) if source else ("watch", batch)
+    say(f"Plan and send it with the options that it had: {next_command(*go_on)}")
+    return 0
+
+
+def _names_now(settings: Settings, batch: Batch) -> set[str]:
+    """Return the current lines or submissions of its input, by the names of its jobs. Raises UsageError, BatchError."""
+    if prompts := batch.request.get("prompts"):
+        check_file(Path(prompts), prompts)
+        lines = read_lines(Path(prompts), batch.batch_id, batch.secret, lambda _name: Defaults("any", 1, 0.0, 1.0))
+        return {line.custom_id for line in lines}
+    request = class_run.request_of_batch(settings, batch, will_run=False)
+    return set(request.selected_names(WHOLE_CLASS))
+
+
+def _say_names(heading: str, names: Iterable[str]) -> None:
+    if names:
+        say(f"{heading}: {', '.join(sorted(names))}")

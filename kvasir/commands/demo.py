@@ -58,9 +58,11 @@ def demo(context: click.Context, out: Path) -> int:
     if command := entries()["llamacpp"].install_command():
         raise ConfigError(f"the demo's model needs llama.cpp, which is missing: {command}")
     files = {option: HOMEWORK / name for option, name in INPUTS.items()}
-    say("A tiny model grades a made-up class: prefill, KV transfer and decode, all in this process.")
-    say("For your own class you type the same command:\n")
-    say(f"  kvasir --config {_short(CONFIG)} grade {_short(HOMEWORK / 'submissions')} \\")
+    say(
+        "A tiny model grades a made-up class: prefill, KV transfer and decode, all in this process.\n"
+        "For your own class you type the same command:\n\n"
+        f"  kvasir --config {_short(CONFIG)} grade {_short(HOMEWORK / 'submissions')} \\"
+    )
     for option, file in files.items():
         say(f"      --{option} {_short(file)} \\")
     say(f"      --out {_short(out)}\n")
@@ -76,8 +78,7 @@ def demo(context: click.Context, out: Path) -> int:
             "\nAs expected: one file is empty, one is broken, and all others have a grade. They are not real grades:\n"
             "the model knows this kind of toy assignment and nothing else."
         )
-    say(f"\nOpen next: {(out / 'report.html').resolve()}")
-    say(f"The grading desk: {_desk(out)}")
+    say(f"\nOpen next: {(out / 'report.html').resolve()}\nThe grading desk: {_desk(out)}")
     return 1 if problems else 0
 
 

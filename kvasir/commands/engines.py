@@ -93,16 +93,17 @@ def connector(folder: Path) -> int:
     folder_text, flags = shlex.quote(str(target)), shlex.quote(str(target / environment.FLAGS))
     if not is_new:
         say(f"{flags} differs from this release's and was left as it is. Delete it to have it written again.")
-    say(f"The connector is in {folder_text}. It was tested with vLLM {environment.TESTED_RELEASE}. Start vLLM with it:")
-    say(f"  PYTHONPATH={folder_text} vllm serve MODEL --host 127.0.0.1 --port 8000 --config {flags}")
-    say("or in a container:")
     say(
+        f"The connector is in {folder_text}. It was tested with vLLM {environment.TESTED_RELEASE}. "
+        "Start vLLM with it:\n"
+        f"  PYTHONPATH={folder_text} vllm serve MODEL --host 127.0.0.1 --port 8000 --config {flags}\n"
+        "or in a container:\n"
         "  docker run --gpus all --ipc=host -p 127.0.0.1:8000:8000 "
-        f"-v {folder_text}:/kvasir:ro -e PYTHONPATH=/kvasir \\"
+        f"-v {folder_text}:/kvasir:ro -e PYTHONPATH=/kvasir \\\n"
+        "    -v MODEL:/model:ro IMAGE vllm serve /model --config /kvasir/vllm.yaml\n"
+        "and then a worker, on the same machine:\n"
+        "  kvasir prefill-worker --model NAME --engine vllm --weights 'http://127.0.0.1:8000?model=MODEL'"
     )
-    say("    -v MODEL:/model:ro IMAGE vllm serve /model --config /kvasir/vllm.yaml")
-    say("and then a worker, on the same machine:")
-    say("  kvasir prefill-worker --model NAME --engine vllm --weights 'http://127.0.0.1:8000?model=MODEL'")
     return 0
 
 

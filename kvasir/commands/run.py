@@ -10,7 +10,7 @@ from infra.config.settings import Settings
 from kvasir.compat.models import resolve_model
 from kvasir.connect import connect
 from kvasir.options import Globals, path, quiet_option, wait_option
-from kvasir.plan.running_cluster import expectation
+from kvasir.plan.cluster import expectation
 from kvasir.terminal import TerminalProgress, say, stderr
 from messages.errors import BatchError, ConfigError
 from messages.lines import on_one_line
@@ -18,7 +18,6 @@ from producers.batch import prompt_lines
 from producers.batch.batch import Batch, other_form
 from producers.batch.openai_body import Defaults
 from producers.batch.prompt_lines import PromptLine
-from producers.batch.retry import jobs_to_retry
 from producers.batch.runner import ReadAgain, Runner
 from producers.storage.private import write_atomically
 from producers.words import plural
@@ -35,7 +34,7 @@ from producers.words import plural
 @click.option(
     "--out", type=path, help="Put the batch into this folder [default: a folder in results/ named after PROMPTS]."
 )
-@click.option("--retry-failed", is_flag=True, help="Run failed, expired and cancelled prompts again.")
+@click.option("--retry-failed", is_flag=True, help="Run prompts again that failed, expired or were cancelled.")
 @click.option("--json", "as_json", is_flag=True, help="Print the counts as JSON.")
 @quiet_option
 @wait_option
@@ -71,7 +70,7 @@ def run(
             prompt_lines.plan(batch, lines(), prompts, next(iter(settings.models), "none"), objects)
         if retry_failed:
             batch.check_may_publish()
-            batch.run_again(jobs_to_retry(batch))
+            batch.run_again(batch.jobs_to_retry())
         if batch.open_jobs:
             models = sorted({entry.model for entry in batch.open_jobs.values()})
             with connect(settings, models, global_options.observer(), f"run {batch.batch_id}") as client:
@@ -119,8 +118,8 @@ def _write_results(batch: Batch, as_json: bool) -> int:
                 say(f"  {entry.name}: {result.error.message if result.error else result.state}")
     if counts.open:
         open_prompts = plural(counts.open, "prompt", "is", "are")
-        hint = "run the same command again to go on"
-        if not batch.may_publish:
-            hint = other_form(batch.folder, batch.prompt_form)
+        hint = (
+            "run the same command again to go on" if batch.may_publish else other_form(batch.folder, batch.prompt_form)
+        )
         say(f"{open_prompts} still open; {hint}", stderr)
     return 0 if counts.succeeded == counts.total else 1

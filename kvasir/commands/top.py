@@ -21,7 +21,7 @@ from kvasir.commands.status import cluster_state, remarks, store_line, worker_ta
 from kvasir.commands.top_batches import BatchState, find_batches
 from kvasir.connect import connect, is_cluster
 from kvasir.options import Globals, Number
-from kvasir.plan.running_cluster import expectation
+from kvasir.plan.cluster import expectation
 from kvasir.terminal import make_table, stdout
 from messages.errors import BrokerUnavailable, StoreUnavailable
 from messages.urls import addresses

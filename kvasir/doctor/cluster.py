@@ -20,7 +20,7 @@ from engines.registry import entries
 from infra.broker import topology
 from infra.config.next_command import next_command
 from infra.config.settings import ModelSettings, Settings
-from kvasir.connect import is_cluster, open_broker, open_stores
+from kvasir.connect import engine_options, is_cluster, open_broker, open_stores
 from kvasir.doctor.findings import Finding, error, ok, warn
 from kvasir.doctor.members import check_members
 from kvasir.doctor.pairs import check_workers
@@ -36,7 +36,6 @@ from kvasir.doctor.services import (
     measured_link,
 )
 from kvasir.doctor.steps import try_service
-from kvasir.engine_options import engine_options
 from kvasir.missing import missing_workers
 from kvstore.connect import Stores
 from kvstore.redis.client import is_cluster as is_redis_cluster
@@ -220,9 +219,8 @@ def _check_broker(broker: "RabbitMQBroker", models: list[str]) -> Iterator[Findi
         parked_queue: ("result", " that nobody has fetched", "run its batch's command again"),
     }
     for queue, (noun, suffix, todo) in ends.items():
-        depth = broker.depth(queue)
-        if depth and depth.ready:
-            yield warn("broker", f"{plural(depth.ready, noun)}{suffix}", todo)
+        if count := broker.ready(queue):
+            yield warn("broker", f"{plural(count, noun)}{suffix}", todo)
 
 
 def _check_stores(settings: Settings, stores: Stores, tries: Mapping[str, Finding]) -> Iterator[Finding]:

@@ -154,7 +154,7 @@ _ERRORS = {
     "password refused": "login",
     "virtual host": "rights",
     "ACCESS_REFUSED": "rights",
-    "may not create it": "rights",
+    "not allowed to create it": "rights",
     "NoQueue": "undeclared",
 }
 
@@ -218,7 +218,8 @@ class ServiceCheck:
             name = f"doctor-{secrets.token_hex(8)}"
             queue = topology.reply_queue(name)
             try:
-                # Each size costs round trips, and time is short. Only the store is tried with all sizes.
+                # The broker is tried with two sizes, because each costs round trips and time is short. The store is
+                # tried with all.
                 for step in ("8 KB", "1 MB"):
                     with self.step(step):
                         broker.open_reply_queue(name)

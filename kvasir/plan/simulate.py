@@ -120,7 +120,7 @@ class MachineState:
     def __init__(self, decoders: Sequence[DecoderState]) -> None:
         self.decoders = decoders
         self.is_prefilling = False
-        self.forecast_s = math.inf  # last computed time at which its next sequence ends or begins
+        self.forecast_s = math.inf  # when its next sequence ends or begins, as computed most recently
         self._seen_s = 0.0
 
     def advance(self, now: float) -> None:

@@ -61,8 +61,7 @@ class WorkerPage:
         self._prefill = prefill
         if prefill:
             self.metrics.prepare(self._model, "prefill")
-        self.metrics.prepare(self._model, self._stage)
-        for model in self._stealable_models:
+        for model in (self._model, *self._stealable_models):
             self.metrics.prepare(model, self._stage)
         self.metrics.prepare_steals(self._stealable_models)
 

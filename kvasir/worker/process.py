@@ -21,8 +21,7 @@ from engines.worker_info import MEND_ROPE, different_rope, ignored_window, kv_te
 from infra.config.hours import Hours
 from infra.config.settings import ModelSettings, Settings
 from infra.quick_jobs import QuickJobs
-from kvasir.connect import is_cluster, open_broker, open_stores
-from kvasir.engine_options import engine_options
+from kvasir.connect import engine_options, is_cluster, open_broker, open_stores
 from kvasir.measure import kept_links
 from kvasir.worker.both_roles import TwoRoleWorker
 from kvasir.worker.page import PageOptions, worker_page
@@ -31,7 +30,6 @@ from kvstore.base import ClusterState, KVStore
 from kvstore.cache import CachedKVStore
 from kvstore.cluster_state import BestEffortClusterState
 from messages.errors import ConfigError, KvasirError
-from messages.jobs import KV_CHECK_EVERY, SHORT_PROMPT_TOKENS
 from messages.lifecycle import Event
 from messages.workers import BOTH_ROLES, WorkerStage
 from monitoring.events import fan_out
@@ -92,17 +90,15 @@ def serve(settings: Settings, options: WorkerOptions, observe: Callable[[Event],
         stack.callback(broker.close)
         stores = open_stores(settings)
         stack.callback(stores.close)
-        engine, weights = _load(settings, options)
+        model_settings = settings.models.get(options.model) or ModelSettings(name=options.model)
+        engine, weights = _load(settings, options, model_settings)
         stack.callback(engine.close)
         kv, state = _kv(stores.kv, options), stores.cluster_state
         loaded_engine = _check_engine(state, options.model, engine)
-        model_settings = settings.models.get(options.model)
-        short = model_settings.short_prompt_tokens if model_settings else SHORT_PROMPT_TOKENS
-        free_bytes = int(model_settings.free_memory_gb * 1e9) if model_settings else 0
         make_prefill = partial(
             PrefillWorker,
-            *(options.model, loaded_engine, broker, kv, state, observe, short, QuickJobs),
-            free_bytes=free_bytes,
+            *(options.model, loaded_engine, broker, kv, state, observe, model_settings.short_prompt_tokens, QuickJobs),
+            free_bytes=int(model_settings.free_memory_gb * 1e9),
         )
         worker: Worker
         if stage == "prefill":
@@ -114,8 +110,9 @@ def serve(settings: Settings, options: WorkerOptions, observe: Callable[[Event],
             if not loaded_engine.why_no_kv:
                 stores.kv.prepare()
             cache = ModelCache(home, stealable_models, memory_bytes(options.decode.memory_gb))
-            check_every = model_settings.kv_check_every if model_settings else KV_CHECK_EVERY
-            make_decode = partial(DecodeWorker, cache, broker, kv, state, observe, check_every, QuickJobs)
+            make_decode = partial(
+                DecodeWorker, cache, broker, kv, state, observe, model_settings.kv_check_every, QuickJobs
+            )
             if options.roles == BOTH_ROLES:
                 worker = TwoRoleWorker(make_prefill, make_decode, options.model, broker, state)
                 page.mark_loaded(worker.decode.registration, broker, state, worker.prefill.registration)
@@ -129,23 +126,20 @@ def serve(settings: Settings, options: WorkerOptions, observe: Callable[[Event],
         log.info("worker %s has left", worker.worker_id)
 
 
-def _load(settings: Settings, options: WorkerOptions) -> tuple[Engine, str]:
+def _load(settings: Settings, options: WorkerOptions, model: ModelSettings) -> tuple[Engine, str]:
     """Load the worker's engine, and return it with the name of its weights."""
-    choice, model_settings = options.choice, settings.models.get(options.model)
-    if model_settings is None and not (choice.engine and choice.weights):
-        settings.model(options.model)  # if the name is wrong, the error names the configured models
+    choice = options.choice
     name, weights = choice.engine, choice.weights
-    if model_settings and not (name and weights):
-        name, default = model_settings.weights_for(choice.engine)
+    if not (name and weights):
+        # if the name is wrong, the error names the configured models
+        name, default = settings.model(model.name).weights_for(choice.engine)
         weights = weights or default
-    context = choice.context or (model_settings.context if model_settings else 0)
-    slots = prefill_slots = 1  # 1 for a role that this worker does not have
-    if "prefill" in options.roles:
-        prefill_slots = model_settings.prefill_slots if model_settings else 8
-    if "decode" in options.roles:
-        slots = options.decode.slots or (model_settings.slots if model_settings else 4)
-    engine = open_engine(name, engine_options(model_settings, name, weights, context, slots, prefill_slots))
-    return in_family(engine, options.model, model_settings.same_weights if model_settings else ()), weights
+    # 1 for a role that this worker does not have
+    prefill_slots = model.prefill_slots if "prefill" in options.roles else 1
+    slots = (options.decode.slots or model.slots) if "decode" in options.roles else 1
+    context = choice.context or model.context
+    engine = open_engine(name, engine_options(model, name, weights, context, slots, prefill_slots))
+    return in_family(engine, model.name, model.same_weights), weights
 
 
 def _stealables_of(

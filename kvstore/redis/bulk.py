@@ -41,7 +41,7 @@ CHUNK_BYTES = 16 << 20
 IDLE_CHUNKS = 16
 ALIGNMENT = 64
 RENEWALS_AHEAD = 256
-GETS_AHEAD = 2  # at least this many GETs are under way, so that server and network work while a value is checked
+GETS_AHEAD = 2  # minimum number of GETs under way: the server sends the next value while one is checked here
 
 Item = tuple[str, bytes, memoryview]  # key, and the two parts of its value
 Node = tuple[str, int]  # host and port of a server in a cluster

@@ -12,7 +12,7 @@ import secrets
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -130,7 +130,9 @@ class Batch(AbstractContextManager["Batch"]):
         self.prompt_form: int = manifest["prompt_form"]
         self.request: dict[str, Any] = manifest["request"]
         self.entries: list[BatchEntry] = manifest["jobs"]
-        self.runs: dict[str, int] = manifest["runs"]  # job id -> the wanted run; the first run is left out
+        self.runs: dict[str, int] = manifest[
+            "runs"
+        ]  # job id -> its wanted run; a job whose first run is wanted has no entry
 
         # Whether jobs that are made now would get the planned ids.
         self.may_publish: bool = self.prompt_form == form_of(self.request)
@@ -214,6 +216,25 @@ class Batch(AbstractContextManager["Batch"]):
     def succeeded_ids(self) -> set[str]:
         """The ids of the jobs that have succeeded."""
         return {job_id for job_id, state in self.states.items() if state == "succeeded"}
+
+    def jobs_to_retry(self, names: Set[str] = frozenset(), runnable_ids: Set[str] | None = None) -> list[str]:
+        """Return the ids of jobs that did not succeed; with `names`, of all jobs of these submissions with a result.
+
+        Input that could not be read has no job, and needs another file instead of another run. `runnable_ids` are the
+        jobs that can still be made from the input; None: all of them.
+        """
+        job_ids = []
+        for entry in self.entries:
+            result = self.result(entry.job_id)
+            if (
+                entry.role == "intake"
+                or result is None
+                or (runnable_ids is not None and entry.job_id not in runnable_ids)
+            ):
+                continue
+            if entry.name in names or (not names and result.state != "succeeded"):
+                job_ids.append(entry.job_id)
+        return job_ids
 
     def __contains__(self, job_id: str) -> bool:
         """Whether a job is planned now, or was confirmed under an earlier plan."""
@@ -309,6 +330,12 @@ def exists(folder: Path) -> bool:
         return (folder / "batch.json").is_file()
     except OSError:  # the name is too long, or this user is not allowed to enter the folder
         return False
+
+
+def check_exists(folder: Path) -> None:
+    """Raises BatchError unless this folder contains a batch."""
+    if not exists(folder):
+        raise BatchError(f"{folder} holds no batch: name the folder that was given to --out")
 
 
 def batch_id(folder: Path) -> str:

@@ -105,10 +105,10 @@ class DeadLetters(AbstractContextManager["DeadLetters"]):
     """
 
     def __init__(self, broker: Broker) -> None:
-        depth = broker.depth(topology.DEAD_LETTERS)
+        letter_count = broker.ready(topology.DEAD_LETTERS)
         self._consumer = broker.consume(topology.DEAD_LETTERS, MAX_LETTERS, exclusive=True)
         try:
-            self.letters = list(self._read(depth.ready if depth else 0))
+            self.letters = list(self._read(letter_count))
         except BaseException:
             self.close()
             raise

@@ -189,7 +189,7 @@ class Runner:
         batch, client = self._batch, self._client
         confirmed_jobs = {job for job in batch.open_jobs if batch.is_confirmed(job)}
         models = {batch.open_jobs[job].model for job in confirmed_jobs}
-        if not confirmed_jobs or _ready(client, self._reply_queue) or not _all_empty(client, models):
+        if not confirmed_jobs or client.broker.ready(self._reply_queue) or not _all_empty(client, models):
             return confirmed_jobs
         return confirmed_jobs.intersection(job for registration in client.workers() for job in registration.jobs)
 
@@ -197,7 +197,7 @@ class Runner:
         if replies.reopen():
             log.error("somebody deleted the reply queue of batch %s: declared it again", self._batch.batch_id)
             self._record_parked(replies)
-        if self._quiet_looks >= _QUIET_LOOKS and _ready(self._client, self._reply_queue):
+        if self._quiet_looks >= _QUIET_LOOKS and self._client.broker.ready(self._reply_queue):
             log.info("results wait for batch %s, but none has come lately: subscribing again", self._batch.batch_id)
             self._record(replies.listen_anew())
             self._quiet_looks = 0
@@ -270,9 +270,4 @@ def _all_empty(client: Client, models: Iterable[str]) -> bool:
             turns = range(client.turn_count(model, if_unseen=topology.TURNS))
             names += [topology.work_queue(stage, model, lane, turn) for lane in LANES for turn in turns]
             names.append(topology.suspects_queue(stage, model))
-    return all(_ready(client, name) == 0 for _ in range(2) for name in names)
-
-
-def _ready(client: Client, queue: str) -> int:
-    depth = client.broker.depth(queue)
-    return depth.ready if depth else 0
+    return all(client.broker.ready(name) == 0 for _ in range(2) for name in names)

@@ -11,7 +11,7 @@ import pytest
 from kvstore.base import TTL_S
 from kvstore.blocks import BlockRef
 from messages.errors import KVTransferFailed
-from messages.kv import Block, DType, KVCache, KVLayout
+from messages.kv import Block, DType, KVCache, KVLayout, Window
 from tests.support.kv_samples import hybrid, layout, records_of, refs_of, same_bits, states, window
 from tests.support.stores import KINDS, Room, open_room
 from tests.support.waiting import wait_until
@@ -76,7 +76,7 @@ def test_a_window_record_comes_back_bit_for_bit(room: Room) -> None:
     ref, record = window(lay, refs_of(lay, TOKENS, fingerprint=room.token)[-1])
 
     room.kv.put(room.token, lay, [(ref, record)])
-    got = room.kv.get_window(room.token, lay, ref)
+    got = room.kv.read(Window, room.token, lay, [ref])[0]
 
     assert got.position == TOKENS
     assert same_bits(got.data, record.data)
@@ -180,7 +180,7 @@ def test_reading_a_window_sets_its_ttl_anew(room: Room) -> None:
     room.kv.put(room.token, lay, [(ref, record)])
     room.let_pass(TTL_S - 60)
 
-    room.kv.get_window(room.token, lay, ref)
+    room.kv.read(Window, room.token, lay, [ref])
     room.let_pass(TTL_S - 60)
 
     assert room.kv.find_missing([ref]) == []
@@ -201,7 +201,7 @@ def test_a_missing_window_fails_the_kv_transfer(room: Room) -> None:
     ref, _ = window(lay, refs_of(lay, TOKENS, fingerprint=room.token)[-1])
 
     with pytest.raises(KVTransferFailed, match="is not in the store"):
-        room.kv.get_window(room.token, lay, ref)
+        room.kv.read(Window, room.token, lay, [ref])
 
 
 @pytest.mark.parametrize(

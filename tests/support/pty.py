@@ -22,7 +22,7 @@ from typing import Self
 
 CTRL_C = "\x03"
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b[()][0-9A-Za-z]|\x1b[=>78]")
-_PERCENT = re.compile(r"(\d+)%")
+_PERCENT = re.compile(r"(?<!\()\b(\d+)%")  # of the jobs; a prediction's "(90%: …" is none
 
 
 class Terminal:

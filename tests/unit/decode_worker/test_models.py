@@ -4,35 +4,35 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from decode_worker.stealing.models import CachedModel, LoadedModel, ModelCache, NotLoaded, Resident, Stealable, victims
+from decode_worker.stealing.models import CachedModel, LoadedModel, ModelCache, NotLoaded, Stealable, victims
 from engines.base import LoadedEngine
 from messages.errors import ConfigError
 from tests.support.pipeline import WatchedEngine
 from tests.support.waiting import wait_until
 
 
-def holding(model: str, size: int = 10, waiting_s: float = 0, used_at: float = 0, in_use: bool = False) -> Resident:
-    return Resident(model, size, waiting_s, used_at, in_use)
+def holding(model: str, size: int = 10, used_at: float = 0, users: int = 0) -> CachedModel:
+    return CachedModel(model, size, LoadedEngine(WatchedEngine()), users, used_at)
 
 
 @pytest.mark.parametrize(
-    ("cached", "needed", "going"),
+    ("cached", "waiting_s", "needed", "going"),
     [
-        ([], 0, []),
-        ([holding("a")], 0, []),
-        ([holding("a")], 5, ["a"]),
-        ([holding("a"), holding("b")], 15, ["a", "b"]),
-        ([holding("a", waiting_s=9), holding("b", waiting_s=3)], 5, ["b"]),  # the least work goes first
-        ([holding("a", used_at=2), holding("b", used_at=1)], 5, ["b"]),  # then the one unused for longest
-        ([holding("a", in_use=True), holding("b", waiting_s=3)], 5, ["b"]),
-        ([holding("a", in_use=True)], 5, None),
-        ([holding("a", waiting_s=50)], 5, None),  # it has more work than the newcomer's 50 s
-        ([holding("a", size=3)], 5, None),
-        ([], 5, None),
+        ([], {}, 0, []),
+        ([holding("a")], {}, 0, []),
+        ([holding("a")], {}, 5, ["a"]),
+        ([holding("a"), holding("b")], {}, 15, ["a", "b"]),
+        ([holding("a"), holding("b")], {"a": 9, "b": 3}, 5, ["b"]),  # the least work goes first
+        ([holding("a", used_at=2), holding("b", used_at=1)], {}, 5, ["b"]),  # then the one unused for longest
+        ([holding("a", users=1), holding("b")], {"b": 3}, 5, ["b"]),
+        ([holding("a", users=1)], {}, 5, None),
+        ([holding("a")], {"a": 50}, 5, None),  # it has more work than the newcomer's 50 s
+        ([holding("a", size=3)], {}, 5, None),
+        ([], {}, 5, None),
     ],
 )
-def test_the_least_useful_models_make_room_or_none_does(cached, needed, going):
-    assert victims(cached, needed, waiting_s=50) == going
+def test_the_least_useful_models_make_room_or_none_does(cached, waiting_s, needed, going):
+    assert victims(cached, needed, "new", {"new": 50, **waiting_s}) == going
 
 
 class Shelf:

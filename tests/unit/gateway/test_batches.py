@@ -17,10 +17,11 @@ from openai.types.chat import ChatCompletion
 
 from gateway import batches as batches_module
 from gateway import files as files_module
-from gateway import guard, keys
+from gateway import keys
 from gateway.files import open_files
 from gateway.keys import add_key, file_in
 from infra.config.types import ModelSettings
+from messages import limits
 from messages.errors import ConfigError
 from messages.jobs import Sampling, conversation
 from producers.batch import prompt_lines
@@ -519,7 +520,7 @@ def test_a_file_is_bounded_before_and_after_it_is_read(
     assert sent(content(line("a"), line("b"), line("c"))).status_code == 400
     monkeypatch.setattr(prompt_lines, "MAX_FILE_BYTES", 100)
     assert "at most" in sent(content(line("a"))).json()["error"]["message"]
-    monkeypatch.setattr(guard, "MAX_UPLOAD_BYTES", 50_000)
+    monkeypatch.setattr(limits, "MAX_UPLOAD_BYTES", 50_000)
     assert sent(b"x" * 60_000).status_code == 413
     assert httpx.get(f"{standing.url}/v1/files").json() == before
 

@@ -14,9 +14,10 @@ from typing import Any
 import httpx
 import pytest
 
-from gateway import app, batches, files, places, server
+from gateway import app, batches, files, server
 from gateway import gateway as gateway_module
 from gateway.keys import add_key, file_in
+from messages import limits
 from messages.limits import MAX_ENTRIES, MAX_HEADER_BYTES, MAX_ITEMS
 from producers.batch.openai_body import Defaults
 from tests.support.gateway import ServedGateway
@@ -112,7 +113,7 @@ def test_nobody_without_a_key_takes_a_place_or_keeps_others_out(
     pipeline: Pipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     secret = add_key(file_in(tmp_path), "ada", [])
-    monkeypatch.setattr(places, "MAX_OPEN", 2)
+    monkeypatch.setattr(limits, "MAX_OPEN", 2)
     monkeypatch.setattr(server, "MAX_GUESTS", 20)
     pipeline.start()
     with ServedGateway(pipeline.client, tmp_path) as served, ExitStack() as stack:
@@ -159,8 +160,8 @@ def test_one_keys_requests_leave_places_for_anothers(
     pipeline: Pipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ada, bob = (add_key(file_in(tmp_path), name, []) for name in ("ada", "bob"))
-    monkeypatch.setattr(places, "MAX_OPEN_PER_KEY", 2)
-    monkeypatch.setattr(places, "MAX_BODIES_BYTES_PER_KEY", 1 << 20)
+    monkeypatch.setattr(limits, "MAX_OPEN_PER_KEY", 2)
+    monkeypatch.setattr(limits, "MAX_BODIES_BYTES_PER_KEY", 1 << 20)
     pipeline.start()
     with ServedGateway(pipeline.client, tmp_path) as served, ExitStack() as stack:
 
@@ -195,7 +196,7 @@ def test_bytes_that_are_being_sent_are_bounded_for_each_key_and_for_all(
 ) -> None:
     ada, bob, eve = (add_key(file_in(tmp_path), name, []) for name in ("ada", "bob", "eve"))
     for name, most in zip(bounds, (1 << 20, 3 << 19), strict=True):
-        monkeypatch.setattr(places, name, most)
+        monkeypatch.setattr(limits, name, most)
     with ServedGateway(pipeline.client, tmp_path) as served, ExitStack() as stack:
 
         def begin(secret: str, sent: int) -> socket.socket:

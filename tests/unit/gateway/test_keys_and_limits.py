@@ -13,10 +13,11 @@ import httpx
 import openai
 import pytest
 
-from gateway import guard, keys, places, server
+from gateway import guard, keys, server
 from gateway.keys import KeyRing, add_key, file_in, read_keys, revoke_key
 from gateway.server import check_host
 from infra.config.types import ModelSettings
+from messages import limits
 from messages.errors import ConfigError, UsageError
 from tests.support.gateway import ServedGateway
 from tests.support.pipeline import MODEL, Pipeline
@@ -166,7 +167,7 @@ def test_without_keys_pages_from_elsewhere_are_not_answered(standing: ServedGate
 def test_a_body_that_is_too_long_is_refused_before_it_is_read(
     standing: ServedGateway, monkeypatch: pytest.MonkeyPatch, announced: bool
 ) -> None:
-    monkeypatch.setattr(guard, "MAX_BODY_BYTES", 1 << 20)
+    monkeypatch.setattr(limits, "MAX_BODY_BYTES", 1 << 20)
     content = b"x" * (2 << 20)
     pieces = (content[start : start + 65536] for start in range(0, len(content), 65536))
     answer = httpx.post(f"{standing.url}/v1/chat/completions", content=content if announced else pieces)
@@ -221,7 +222,7 @@ def test_a_client_that_takes_nothing_is_cut_off(standing: ServedGateway, monkeyp
 
 
 def test_open_requests_are_bounded(standing: ServedGateway, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(places, "MAX_OPEN", 0)
+    monkeypatch.setattr(limits, "MAX_OPEN", 0)
     refused = httpx.post(f"{standing.url}/v1/chat/completions", json=ASK)
     assert refused.status_code == 429
     assert refused.headers["retry-after"]

@@ -11,13 +11,12 @@ import pytest
 
 from benchmarks import finish as nights
 from desk.progress import EXPECTED
-from infra.broker.base import Depth
 from infra.broker.topology import work_queue
 from infra.config.schema import Rates
 from infra.config.settings import MachineSettings, Settings, load_settings
+from kvasir.plan.cluster import expectation, fleet_of_workers, remainder_of
 from kvasir.plan.finish import MOST_PROMPTS, Finish, Remainder
 from kvasir.plan.fleet import Decoder, Fleet, PlannedJob, Prefiller
-from kvasir.plan.running_cluster import expectation, fleet_of_workers, remainder_of
 from kvasir.plan.simulate import Backlog, Stealing, simulate
 from kvasir.terminal import TerminalProgress
 from messages.jobs import DecodeReport, JobResult, PrefillReport
@@ -160,8 +159,8 @@ class _Broker:
     def __init__(self, prefill: int, decode: int) -> None:
         self._ready = {work_queue("prefill", MODEL, "bulk"): prefill, work_queue("decode", MODEL, "bulk"): decode}
 
-    def depth(self, queue: str) -> Depth | None:
-        return Depth(self._ready.get(queue, 0), 0)
+    def ready(self, *queues: str) -> int:
+        return sum(self._ready.get(queue, 0) for queue in queues)
 
 
 class _Client:
@@ -251,7 +250,7 @@ def test_all_that_waits_is_asked_about_without_a_batch() -> None:
 
 
 def test_a_deadline_has_a_chance_and_what_would_help(batch: Batch, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvasir.plan.running_cluster.time.time", lambda: 1000.0)
+    monkeypatch.setattr("kvasir.plan.cluster.time.time", lambda: 1000.0)
     client = _client(prefill=8, busy=2)  # ten answers of 100 tokens, two at a time, 10 tokens a second: 50 s
     batch.request = {"ask": "criteria"}
 

@@ -9,6 +9,7 @@ from kvstore.base import TTL_S
 from kvstore.cache import CachedKVStore
 from kvstore.memory import MemoryKVStore
 from messages.errors import KVTransferFailed, StoreUnavailable
+from messages.kv import Window
 from tests.support.kv_samples import FINGERPRINT, layout, records_of, refs_of, same_bits, window
 
 LAYOUT = layout()
@@ -117,7 +118,7 @@ def test_everything_else_is_the_stores() -> None:
 
     put_bytes = cache.put(FINGERPRINT, lay, [(ref, record)])
 
-    assert same_bits(cache.get_window(FINGERPRINT, lay, ref).data, record.data)
+    assert same_bits(cache.read(Window, FINGERPRINT, lay, [ref])[0].data, record.data)
     assert cache.usage() == store.usage()
     assert cache.usage().used_bytes == put_bytes
     assert cache.find_missing([ref, REFS[0]]) == [REFS[0]]

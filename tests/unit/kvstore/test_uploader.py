@@ -9,7 +9,7 @@ from kvstore.blocks import BlockRef
 from kvstore.memory import MemoryKVStore
 from kvstore.uploader import Uploader
 from messages.errors import StoreUnavailable
-from messages.kv import KVLayout, Record
+from messages.kv import KVLayout, Record, Window
 from tests.support.kv_samples import FINGERPRINT, block, layout, records_of, refs_of, same_bits, window
 from tests.support.waiting import wait_until
 
@@ -64,7 +64,7 @@ def test_windows_are_uploaded_like_blocks() -> None:
     upload.put(ref, record)
     upload.finish()
 
-    assert same_bits(store.get_window(FINGERPRINT, lay, ref).data, record.data)
+    assert same_bits(store.read(Window, FINGERPRINT, lay, [ref])[0].data, record.data)
 
 
 def test_an_upload_of_nothing_finishes() -> None:
@@ -133,7 +133,7 @@ def test_an_error_frees_a_caller_that_is_waiting(store: GatedStore) -> None:
 def test_a_bug_in_the_upload_is_raised_by_finish_and_not_lost(background: bool) -> None:
     upload = Uploader(MemoryKVStore(), FINGERPRINT, LAYOUT, background=background)
     upload.put(REFS[0], RECORDS[1][1])  # a block under another block's ref
-    with pytest.raises(ValueError, match="under kv:"):
+    with pytest.raises(ValueError, match="record for kv:"):
         upload.finish()
 
 

@@ -8,9 +8,10 @@ from typing import Annotated, Any, Literal
 import pytest
 from pydantic import BaseModel, Field
 
-from messages import codec, json_schema, limits
+from messages import codec, limits
 from messages.errors import InvalidMessage
 from messages.jobs import MIB, PrefillJob, Sampling, user_prompt
+from messages.strict_schema import check_schema
 
 
 def chain(length: int, **fields: Any) -> dict[str, Any]:
@@ -131,7 +132,7 @@ def test_a_schema_that_people_use_is_taken(schema: dict[str, Any]) -> None:
 def test_a_schema_is_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
     schema = json.dumps(large_model(1000))
     Sampling(8, json_schema=schema)
-    monkeypatch.setattr(json_schema, "_SchemaCost", None)
+    monkeypatch.setattr("messages.strict_schema._SchemaCost", None)
     Sampling(9, json_schema=schema)
 
 
@@ -140,5 +141,5 @@ def test_a_schema_is_measured_sooner_than_anybody_notices() -> None:
     schema = json.dumps({"$defs": {f"d{at}": {"anyOf": branches} for at in range(50)}, "$ref": "#/$defs/d0"})
     assert len(schema) < MIB
     start = time.process_time()
-    json_schema.check_schema(schema)
+    check_schema(schema)
     assert time.process_time() - start < 2
