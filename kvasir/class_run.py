@@ -299,8 +299,7 @@ def look(settings: Settings, folder: Path) -> Outcome:
     """
     with report_lock(folder), Batch(folder, is_owner=False) as batch:
         try:
-            request = request_of_batch(settings, batch, will_run=False)
-            assignment = read_class(batch, request)
+            assignment = read_class(batch, request_of_batch(settings, batch, will_run=False))
         except UsageError as error:
             saved_class = _load_saved_class(batch)
             if saved_class is None:

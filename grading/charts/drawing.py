@@ -126,8 +126,7 @@ def histogram(values: Iterable[Points], maximum: Points, step: Points) -> tuple[
 def columns(title: str, across: str, up: str, series: Mapping[str, Sequence[Bar]]) -> Picture:
     """Draw columns for each label side by side, one for each series. All series have the same labels."""
     first_bars = next(iter(series.values()))
-    largest_count = max(bar.count for bars in series.values() for bar in bars)
-    ticks, maximum = _scale(largest_count, whole=True)
+    ticks, maximum = _scale(max(bar.count for bars in series.values() for bar in bars), whole=True)
     top, head = _head(title, series, up)
     width = (_RIGHT - _LEFT) / len(first_bars)
     bar_width = 0.84 * width / len(series)

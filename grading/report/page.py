@@ -114,7 +114,6 @@ def _totals(grades: Sequence[Grade], rubric: Rubric) -> tuple[str, Picture | Non
     if not totals:
         return "", None
     middle = f"median {median(totals):.3g}, mean {fmean(totals):.3g}"
-    steps = min(criterion.step for criterion in rubric.criteria)
-    bars = histogram(totals, rubric.total, steps)
+    bars = histogram(totals, rubric.total, min(criterion.step for criterion in rubric.criteria))
     picture = columns("Submissions by points", "points", "submissions", {"model": bars})
     return f"{plural(len(totals), 'graded submission')}: {middle}", picture

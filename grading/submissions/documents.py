@@ -161,8 +161,7 @@ def _pdf(reader: Any) -> Submission:
         texts.append(page.extract_text(visitor_operand_before=work.count))
         # pypdf swallows an error from inside a drawing, so the counts are checked here again.
         work.check()
-        resources = page.get("/Resources", {})
-        xobjects = resources.get("/XObject", {})
+        xobjects = page.get("/Resources", {}).get("/XObject", {})
         images += sum(xobjects[name].get("/Subtype") == "/Image" for name in xobjects)
     chars = sum(len(text.strip()) for text in texts)
     is_thin = chars < _THIN_CHARS * len(texts)
