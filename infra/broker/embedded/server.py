@@ -37,11 +37,6 @@ class EmbeddedQueue:
     owner: object = None  # the only client that is allowed to read from a private queue
     ready: list[tuple[int, Copy]] = field(default_factory=list)  # a heap by order
 
-    @property
-    def is_quorum(self) -> bool:
-        """Whether returns are counted. A classic queue only knows whether a message came back at all."""
-        return self.arguments.get("x-queue-type") == "quorum"
-
 
 class QueueReader(Protocol):
     """A consumer, as the server sees it."""
