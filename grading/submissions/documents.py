@@ -212,8 +212,11 @@ def _without_known(export: Submission, known: Set[object]) -> Submission:
     if 3 * len(new_lines) > len(lines) or not lines:
         return export
     note = f"an export: all but {len(new_lines):,} of {plural(len(lines), 'line')} stand in another file and count once"
-    parts = (replace(export.parts[0], text="\n".join(new_lines)),) if new_lines else ()
-    return replace(export, parts=parts, notes=(*export.notes, note))
+    return replace(
+        export,
+        parts=(replace(export.parts[0], text="\n".join(new_lines)),) if new_lines else (),
+        notes=(*export.notes, note),
+    )
 
 
 def _pairs(text: str) -> list[tuple[str, str, str]]:

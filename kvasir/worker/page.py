@@ -78,12 +78,11 @@ class WorkerPage:
 
     def _health(self) -> dict[str, Any]:
         registration = self._registration() if self._registration else None
-        backend = f"{registration.engine} on {registration.device}" if registration else ""
         return {
             "status": "ok" if registration else "loading",
             "model": self._model,
             "loaded": bool(registration),
-            "backend": backend,
+            "backend": f"{registration.engine} on {registration.device}" if registration else "",
         }
 
     def _why_not_ready(self) -> list[str]:

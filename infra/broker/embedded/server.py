@@ -124,8 +124,11 @@ class EmbeddedServer:
 
     def publish(self, to: Address, message: Message) -> bool:
         """Put a copy into every queue bound for this address. Returns False if there is no such queue."""
-        headers = {name: value for name, value in message.headers.items() if not name.startswith(BROKERS_OWN)}
-        copy = replace(message, body=bytes(message.body), headers=headers)
+        copy = replace(
+            message,
+            body=bytes(message.body),
+            headers={name: value for name, value in message.headers.items() if not name.startswith(BROKERS_OWN)},
+        )
         with self.lock:
             return self._route(to.exchange, to.key, copy)
 
