@@ -318,7 +318,9 @@ def grade_command(backend: Backend, inputs: Inputs, out: Path, limit: int = 0, n
     selection = ["--limit", str(limit)] if limit else []
     selection += ["--only", as_names(names)] if names else []
     log_options = ("--log-level", "info", "--log-style", "json")
-    return backend.command(*log_options, "grade", *_words(inputs), "--out", str(out), "--quiet", "--json", *selection)
+    return backend.command(
+        *log_options, "grade", *_words(inputs), "--out", str(out), "--yes", "--quiet", "--json", *selection
+    )
 
 
 def _words(inputs: Inputs) -> list[str]:

@@ -4,11 +4,12 @@ import getpass
 import math
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 
 from desk.tail import LineTail
+from grading.export.final import apply_decisions
 from grading.points import CriterionGrade, Grade
 from grading.reviews import FILE, ROUND_REASON, Override, decisions_in, version_of
 from grading.rubric.rubric import Points
@@ -82,13 +83,22 @@ def make_overrides(
         _override(grade, criteria.get(id), overrides.get(id or None), change, reviewer)
         for id, change in changes.items()
     ]
-    return [decision for decision in decisions if decision]
+    return [
+        decision if decision.criterion_id else replace(decision, seen=_seen_points(grade, overrides))
+        for decision in decisions
+        if decision
+    ]
 
 
-def accept_grade(grade: Grade, reviewer: str = "", whole: Override | None = None) -> Override:
-    """Return a decision that accepts the grade as it is, and keeps an earlier decision on the `whole`."""
-    stands = (whole.points, whole.feedback) if whole else (None, None)
-    return Override(grade.item_id, None, *stands, ACCEPTED_REASON, reviewer)
+def accept_grade(grade: Grade, reviewer: str = "", overrides: Overrides = MappingProxyType({})) -> Override:
+    """Return a decision that approves the grade with the `overrides`, and keeps their total and summary."""
+    stands = (whole.points, whole.feedback) if (whole := overrides.get(None)) else (None, None)
+    return Override(grade.item_id, None, *stands, ACCEPTED_REASON, reviewer, seen=_seen_points(grade, overrides))
+
+
+def _seen_points(grade: Grade, overrides: Overrides) -> dict[str, Points | None]:
+    """Return the points by criterion that a person sees who decides now."""
+    return {item.id: item.points for item in apply_decisions(grade, overrides).criteria}
 
 
 def round_overrides(

@@ -55,8 +55,7 @@ def start_round(backend: Backend, folder: Path, view: BatchView, rubric: Path, n
 def continue_round(backend: Backend, folder: Path, view: BatchView, place: Path) -> None:
     """Grade what an interrupted or failed round left open. Raises as `start_round`."""
     _check_idle(folder, view)
-    record = grading_work(place).record()
-    names = record.only if record else ()
+    names = record.only if (record := grading_work(place).record()) else ()
     grading_work(place).start(grade_command(backend, read_inputs(place), place, names=names), names=names)
 
 
@@ -87,7 +86,8 @@ def adopt_round(
     The class's old grades are kept as a version. Raises BatchError while anything of the assignment is running.
     """
     _check_idle(folder, view)
-    keep_version(folder, view)
+    if graded_class := graded_class_of(view):
+        keep_grades(folder, graded_class)
     with Batch(folder) as batch:
         batch.journal.record(results)
     record_change(folder, place, author)
@@ -132,13 +132,6 @@ def changes(folder: Path) -> list[Change]:
     """Return the adopted rounds, oldest first. Raises BatchError for a line of another form."""
     lines = Lines(folder / CHANGES).read_all(lambda row: parse_as(Change, row, "the change"), "change")
     return [change for _, change in lines]
-
-
-def keep_version(folder: Path, view: BatchView) -> None:
-    """Keep the class's current grades, if there are any, for a later comparison."""
-    graded_class = graded_class_of(view)
-    if graded_class:
-        keep_grades(folder, graded_class)
 
 
 def keep_grades(folder: Path, graded_class: GradedClass) -> None:

@@ -8,7 +8,7 @@ from typing import Literal, get_args
 from desk.decisions import Overrides
 from desk.view import BatchView
 from grading.export import FinalGrade
-from grading.export.final import apply_decisions
+from grading.export.final import apply_decisions, earlier_grades
 from grading.export.late import late_of
 from grading.export.requests import Request, read_requests
 from grading.points import criterion_points
@@ -67,12 +67,15 @@ QUEUES = {
 def make_rows(view: BatchView, decisions: Mapping[str, Overrides]) -> list[Row]:
     """Return a row for each submission, in the batch's order."""
     late = late_of(view.folder, view.rubric.late if view.rubric else None)
+    earlier = earlier_grades(
+        view.folder, (override for overrides in decisions.values() for override in overrides.values())
+    )
     requests_by_item: dict[str, list[Request]] = {}
     for request in read_requests(view.folder):
         requests_by_item.setdefault(request.item_id, []).append(request)
     rows = []
     for number, grade in enumerate(view.grades):
-        final = apply_decisions(grade, decisions.get(grade.item_id, {}), late=late)
+        final = apply_decisions(grade, decisions.get(grade.item_id, {}), late=late, earlier=earlier)
         requests = tuple(requests_by_item.get(grade.item_id, ()))
         rows.append(Row(number, grade.display_name, outcome_of(grade), final, requests))
     return rows
@@ -112,9 +115,11 @@ def standing_words(class_rows: Sequence[Row], total: int = 0, finish: str = "") 
 def what_goes_out(finals: Iterable[FinalGrade], overrides_by_item: Mapping[str, Overrides]) -> list[str]:
     """Of the grades that are given out, in sentences: who has decided on them, and which feedback fits other points."""
     given_grades = [final for final in finals if final.points is not None]
-    overrides = [overrides_by_item.get(final.grade.item_id, {}).values() for final in given_grades]
     decided_count = sum(
-        any(not override.reason.startswith(ROUND_REASON) for override in standing) for standing in overrides
+        any(not decision.reason.startswith(ROUND_REASON) for decision in standing.values())
+        for final in given_grades
+        for standing in [overrides_by_item.get(final.grade.item_id, {})]
+        if final.is_reviewed
     )
     misfits = sum(
         None not in (item.points, original.points)
@@ -146,13 +151,13 @@ def open_questions(class_rows: Iterable[Row]) -> str:
 def undecided_rows(
     class_rows: Iterable[Row], decisions: Mapping[str, Overrides], criterion_id: str, doubtful_only: bool
 ) -> dict[str, Row]:
-    """Return by item id the rows with points for this criterion on which nobody has decided, there or as a whole."""
+    """Return by item id the rows with points for this criterion on which no decision counts, there or as a whole."""
     return {
         grade.item_id: row
         for row in class_rows
         for grade in [row.final.grade]
         if criterion_points(grade.criteria, criterion_id) is not None
-        and not {criterion_id, None} & decisions.get(grade.item_id, {}).keys()
+        and not {criterion_id, criterion_id if row.final.lapsed else None} & decisions.get(grade.item_id, {}).keys()
         and (not doubtful_only or any(doubt.criterion_id == criterion_id for doubt in grade.doubts))
     }
 

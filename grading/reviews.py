@@ -4,8 +4,11 @@
      "version": "…"}
 
 A decision about a criterion settles the doubts about it. A decision without a criterion settles the whole submission:
-with points it sets the total, without points it accepts the grade as it is. The last decision about the same thing
+with points it sets the total, without points it approves the grade as it is. The last decision about the same thing
 counts.
+
+An approval has the field `seen` too: the points that the person saw, by criterion. It covers those points only; if the
+model's have changed since, it has lapsed (`grading.export.final.apply_decisions`).
 
 `version` identifies the decisions about the submission that the person saw. If they have changed before the line is
 written, somebody else has decided in the meantime, and nothing is written. Lines without a version are accepted too.
@@ -48,6 +51,8 @@ class Override:
     # `version_of` the decisions that the person saw. With None, the decision is written whatever the current version
     # is.
     version: str | None = None
+    # On an approval, the approved points by criterion. None means that they are not known.
+    seen: Mapping[str, Points | None] | None = None
 
     def __post_init__(self) -> None:
         texts = (self.feedback or "", self.reason, self.reviewer)
@@ -70,7 +75,7 @@ class ReviewConflict(BatchError):
 
 def version_of(standing: Iterable[Override]) -> str:
     """Return a digest of the current decisions about one submission. It changes whenever somebody decides again."""
-    lines = sorted(json.dumps(asdict(override)) for override in standing)
+    lines = sorted(json.dumps(_fields(override)) for override in standing)
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
 
 
@@ -173,9 +178,13 @@ def _withdrawal(item_id: str, version: str, restored_overrides: Iterable[Overrid
 
 
 def _row(override: Override) -> dict[str, Any]:
-    row = asdict(override)
+    row = _fields(override)
     row["by"] = row.pop("reviewer")
     return row
+
+
+def _fields(override: Override) -> dict[str, Any]:
+    return {name: value for name, value in asdict(override).items() if name != "seen" or value is not None}
 
 
 def read_overrides(folder: Path) -> list[Override]:

@@ -39,9 +39,9 @@ TEST_STUDENT = "Student, Test"
 # Names that Moodle shows in place of a hidden name, in the most common languages of Moodle.
 HIDDEN_NAMES = frozenset({"", "anon", "participant", "teilnehmer", "teilnehmerin", "participante", "student"})
 SAY_WHOSE = "say whose with kvasir assign"
-# About a submission that is not sent until somebody answers, because other names say more.
+# The question about a submission that is not sent until it is answered. Most other names match the roster.
 UNASSIGNED_QUESTION = f"nothing in its name says whose it is: {SAY_WHOSE}"
-# About a submission that is graded all the same, because few names or none match the roster.
+# The question about a submission that is graded before it is answered. Few names match the roster.
 UNMATCHED_QUESTION = f"its name matches nobody in the roster: {SAY_WHOSE}"
 # Words in file names that are not the names of people. Those of two letters are usual abbreviations.
 FILE_WORDS = frozenset(

@@ -72,7 +72,7 @@ def grade(
     )
     with (
         TerminalProgress(quiet) as progress,
-        class_run.open_class(request, BatchPlace(out, replace), progress.say) as (batch, assignment),
+        class_run.open_class(request, BatchPlace(out, replace, yes=True), progress.say) as (batch, assignment),
     ):
         return class_run.run_class(effective_settings, batch, assignment, progress, observe, max_wait_s, deadline_s)
 

@@ -30,6 +30,7 @@ from grading.report.grades import (
 )
 from grading.report.page import render_page
 from grading.request import AskForm, AspectModel, GradeRequest, Selection
+from grading.reviews import read_overrides
 from grading.roster import kept_files
 from grading.rubric.rubric import ASPECTS, Aspect, load_rubric
 from grading.submissions.handed_in import ignored_files_sentence
@@ -46,7 +47,7 @@ from monitoring.events import Observer
 from producers.batch.batch import Batch, Counts, exists, manifest_of, other_form, report_lock
 from producers.batch.runner import Progress, Runner
 from producers.storage.private import write_atomically
-from producers.words import join_with_and, shorten_names
+from producers.words import join_with_and, plural, shorten_names
 
 _DEFAULT_CONTEXT = 32_768  # used if the configuration sets none; a worker refuses a context that its model can't hold
 
@@ -234,8 +235,8 @@ def open_class(
                     batch.check_may_publish()
                 if sentence := ignored_files_sentence(item.submission for item in assignment.items):
                     say(sentence)
-                if changed_kinds := join_with_and(changed_inputs(batch.request, assignment.input_data)):
-                    say(f"Changed since the class was planned: the {changed_kinds}. What that touches is graded again.")
+                if changes := _describe_changes(batch, assignment, target.yes):
+                    say(f"Changed since the class was planned: {changes}. What that touches is graded again.")
                 planning.plan(batch, assignment)
                 questions = planning.questions(assignment)
                 for question in dict.fromkeys(questions.values()):
@@ -243,8 +244,7 @@ def open_class(
                     say(shortened(f"{one_line(question)}: ", names))
                 yield batch, assignment
                 return
-            stored_request = batch.request
-            source = stored_request.get("folder") or stored_request.get("prompts")
+            source = batch.request.get("folder") or batch.request.get("prompts")
             conflict = f"{place} holds another class's batch, of {source}"
         if target.replace:
             say(f"{place} is now {_move_aside(place)}")
@@ -255,6 +255,23 @@ def open_class(
         else:
             number += 1
             place = default.with_name(f"{default.name}-{number}")
+
+
+def _describe_changes(batch: Batch, assignment: Assignment, may_replace: bool) -> str:
+    """Return what has changed since the class was planned, such as `the rubric; handed in again: ada.py`.
+
+    Raises BatchError if that would replace grades on which people have decided, unless it `may_replace` them.
+    """
+    inputs = join_with_and(changed_inputs(batch.request, assignment.input_data))
+    if inputs and not may_replace and (overrides := read_overrides(batch.folder)):
+        raise BatchError(
+            f"the {inputs} changed since the class was planned, and people have decided on "
+            f"{plural(len({override.item_id for override in overrides}), 'submission')}; nothing was graded. With "
+            "--yes it is graded again at once: points that they typed stay, but an approval lapses where the points "
+            f"change. To compare first: {next_command('regrade', batch.folder)}"
+        )
+    works = one_line(shorten_names(_changed_works(batch, assignment)))
+    return "; ".join([f"the {inputs}"] * bool(inputs) + [f"handed in again: {works}"] * bool(works))
 
 
 def _as_planned(batch: Batch, request: GradeRequest) -> GradeRequest:
@@ -393,6 +410,7 @@ def _report(batch: Batch, assignment: Assignment, called_engines: bool, notice: 
         notice,
         runs.pictures(results),
         _late(batch.folder, graded_class),
+        graded_class.alarms,
     )
     write_atomically(batch.folder / "report.html", page)
     run_grades = [
@@ -403,31 +421,36 @@ def _report(batch: Batch, assignment: Assignment, called_engines: bool, notice: 
     return _outcome(batch, graded_class, run_grades, called_engines, note)
 
 
+def _changed_works(batch: Batch, assignment: Assignment) -> list[str]:
+    """Return the submissions whose files have changed since the class was planned."""
+    return [
+        name
+        for name, digest in assignment.work_digests.items()
+        if batch.request.get("submissions", {}).get(name, digest) != digest
+    ]
+
+
 def _difference(batch: Batch, assignment: Assignment) -> str:
     """Describe files that have changed since the class was planned."""
-    digests = batch.request.get("submissions", {})
-    works = [name for name, digest in assignment.work_digests.items() if digests.get(name, digest) != digest]
-    sentences = []
-    if assignment.changed_files:
-        names = join_with_and([file.name for file in assignment.changed_files])
-        sentences.append(
-            f"Changed since the class was planned: {names}. These grades go by the batch's own copy. To grade by what "
-            f"is there now: {next_command('regrade', batch.folder)}"
-        )
-    if works:
-        sentences.append(
-            f"Handed in again since the class was planned: {one_line(shorten_names(works))}. What is graded stays "
-            "until kvasir grade is run again."
-        )
-    return "\n".join(sentences)
+    works = _changed_works(batch, assignment)
+    files = join_with_and([file.name for file in assignment.changed_files])
+    sentences = {
+        f"Changed since the class was planned: {files}. These grades go by the batch's own copy. To grade by what "
+        f"is there now: {next_command('regrade', batch.folder)}": files,
+        f"Handed in again since the class was planned: {one_line(shorten_names(works))}. What is graded stays "
+        "until kvasir grade is run again.": works,
+    }
+    return "\n".join(sentence for sentence, names in sentences.items() if names)
 
 
 def _outcome(
     batch: Batch, graded_class: GradedClass, run_grades: Iterable[Grade], called_engines: bool, note: str = ""
 ) -> Outcome:
-    go_on = f"go on with: {next_command('watch', batch.folder)}"
-    if not batch.may_publish:
-        go_on = other_form(batch.folder, batch.prompt_form)
+    go_on = (
+        f"go on with: {next_command('watch', batch.folder)}"
+        if batch.may_publish
+        else other_form(batch.folder, batch.prompt_form)
+    )
     return Outcome(
         batch.batch_id,
         batch.folder,
@@ -459,10 +482,9 @@ def _late(folder: Path, graded_class: GradedClass) -> dict[str, str]:
 
 
 def _about(graded_class: GradedClass, note: str) -> list[tuple[str, str]]:
-    """Return what was used for grading, and what the warnings about the class say."""
+    """Return what was used for grading."""
     versions = ", ".join(f"{name} {digest}" for name, digest in graded_class.versions.items())
-    alarms = [("Look at the class", alarm) for alarm in graded_class.alarms]
-    return [*alarms, *([("Changed", note)] if note else []), ("Versions", versions)]
+    return [*([("Changed", note)] if note else []), ("Versions", versions)]
 
 
 def facts(results: Sequence[JobResult]) -> list[tuple[str, str]]:

@@ -41,10 +41,15 @@ class Globals:
 
 @dataclass(frozen=True, slots=True)
 class BatchPlace:
-    """Where a batch is kept. With `replace`, another class's batch there is moved aside."""
+    """Where a batch is kept.
+
+    With `replace`, another class's batch there is moved aside. With `yes`, grades on which people have decided may be
+    replaced without a question.
+    """
 
     out: Path | None = None
     replace: bool = False
+    yes: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +178,7 @@ grading_options = combine_options(
     class_options,
     click.option("--out", type=path, help="Keep the batch in this folder [default: results/TITLE-FOLDER]."),
     click.option("--replace", is_flag=True, help="If --out holds another class's batch, move that batch aside."),
+    click.option("--yes", is_flag=True, help="Grade again by a changed rubric without asking."),
     click.option(
         "--limit", type=click.IntRange(0), default=0, callback=_not_zero, help="Grade only the first N submissions."
     ),

@@ -11,6 +11,7 @@ from desk.decisions import account
 from desk.differences import Difference, differences
 from desk.rounds import is_same_plan, keep_grades, make_round, next_round, record_change, rounds
 from grading import planning, rulings
+from grading.export.final import lapsing_approvals
 from grading.jobs import cost_of
 from grading.report.grades import load_graded
 from grading.reviews import read_overrides
@@ -114,8 +115,13 @@ class Regrade:
         return counts.finished_jobs - counts.succeeded - counts.unreadable if counts else 0
 
     @property
+    def lapsing(self) -> list[str]:
+        """The approvals that would not cover the points of `run`, in lines; empty if there are none."""
+        return lapsing_approvals(self.folder, self._saved_class.grades, self.tried.whole if self.tried else ())
+
+    @property
     def decided(self) -> int:
-        """The number of points that a person has decided and that are asked about again. The decisions remain valid."""
+        """The number of points that a person has typed and that are asked about again. They stay."""
         decisions = {
             (override.item_id, override.criterion_id)
             for override in read_overrides(self.folder)
@@ -161,8 +167,8 @@ class Regrade:
                 raise BatchError(f"{name} has not changed since it was graded; edit {self._request.rubric} first")
         if unnamed_ids := [name for name in (*self.cost.asked, *self.cost.removed) if name not in criteria]:
             raise BatchError(
-                f"other criteria have changed too: {join_with_and(unnamed_ids)}; name these criteria too, or name "
-                "no criterion to ask about all changed criteria"
+                f"other criteria have changed too: {join_with_and(unnamed_ids)}; add them, or leave "
+                "the criteria out to ask about all that have changed"
             )
 
 

@@ -26,6 +26,7 @@ from desk.rounds import adopt_round, changes, continue_round, rounds, start_roun
 from desk.text import escape_markdown
 from desk.view import BatchView
 from desk.work import Work
+from grading.export.final import lapsing_approvals
 from grading.prompts.prompt import prefix
 from grading.prompts.questions import questions_of
 from grading.report.grades import load_graded, outcome_of
@@ -239,6 +240,8 @@ def _one_round(desk: Desk, folder: Path, view: BatchView, place: Path, work: Wor
     old_grades = {grade.submission: grade for grade in view.grades}
     new_grades = [grade for grade in round_view.grades if outcome_of(grade) != "waiting"]
     _show_differences(differences(old_grades, new_grades), view)
+    if lapsing := lapsing_approvals(folder, view.grades, new_grades):
+        show_text("\n".join(lapsing))
     # While a run goes on there are no buttons, because a redraw of this part would swallow a click.
     if counts.open or is_running:
         return
@@ -268,7 +271,7 @@ def _one_round(desk: Desk, folder: Path, view: BatchView, place: Path, work: Wor
 def _show_differences(comparisons: list[Difference], view: BatchView) -> None:
     changed_grades = [difference for difference in comparisons if not difference.is_none]
     if comparisons:
-        st.caption(f"{len(changed_grades)} of {len(comparisons)} are different.")
+        st.caption(f"{len(changed_grades)} of {len(comparisons)} are different, by the models' points.")
     if changed_grades:
         rows = [difference_row(difference, _people(view)) for difference in changed_grades]
         show_table(rows, "Grades that are different")

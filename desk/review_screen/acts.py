@@ -4,8 +4,8 @@ Each act is done once, even if it is sent again.
 
 The browser keeps an act until the desk has answered it, and sends all unanswered acts with each message. So a message
 that is lost, repeated or overtaken changes nothing: an act is known by its id, and its answer is kept. An act names the
-version of the decisions that its person saw (`grading.reviews.version_of`). If somebody else has decided since then,
-nothing is written and the answer is `conflict`.
+version of the decisions and points that its person saw (`version_seen`). If somebody else has decided since then, or
+the model has graded again, nothing is written and the answer is `conflict`.
 """
 
 import threading
@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from desk.decisions import GradeChange, Overrides, ReviewError, accept_grade, account, make_overrides
+from desk.review_screen.content import version_seen
 from desk.rows import Row
 from grading.export import Request, add_requests, points_of, save_reply
 from grading.export.requests import read_requests
-from grading.points import Grade
-from grading.reviews import Override, ReviewConflict, append_override, undo_override, version_of
+from grading.reviews import Override, ReviewConflict, append_override, undo_override
 from grading.tables import ExportError
 from messages.errors import BatchError, KvasirError
 from producers.storage.shapes import parse_as
@@ -74,8 +74,9 @@ class Acts:
         self._folder = folder
         self._lock = threading.RLock()
         self._answers: dict[str, ActAnswer] = {}
-        self._own: dict[tuple[str, str], _OwnVersions] = {}  # By sender and submission.
-        # By act: submission, the decisions before it, and the version after it.
+        self._own: dict[tuple[str, str], _OwnVersions] = {}  # (sender, submission) -> versions
+
+        # act -> its submission, the decisions before the act, and the version after the act
         self._undoable: dict[str, tuple[str, Sequence[Override], str]] = {}
 
     def apply(self, rows_of: RowsOf, messages: Sequence[Mapping[str, Any]]) -> dict[str, ActAnswer]:
@@ -112,7 +113,7 @@ class Acts:
             elif act.kind == "undo":
                 self._undo(rows_of, act, reviewer)
             else:
-                self._decide(rows_of, act, row.final.grade, standing, reviewer)
+                self._decide(rows_of, act, row, standing, reviewer)
         except ReviewConflict:
             return ActAnswer("conflict", _version(rows_of, act))
         except (ReviewError, ExportError) as error:
@@ -121,19 +122,22 @@ class Acts:
             return ActAnswer("failed", why=str(error))
         return ActAnswer("kept", _version(rows_of, act))
 
-    def _decide(self, rows_of: RowsOf, act: Act, grade: Grade, standing: Overrides, reviewer: str) -> None:
+    def _decide(self, rows_of: RowsOf, act: Act, row: Row, standing: Overrides, reviewer: str) -> None:
         try:
-            accepted = [accept_grade(grade, reviewer, standing.get(None))] if act.kind == "accept" else []
-            decisions = accepted or make_overrides(grade, standing, act.changes, reviewer)
+            decisions = (
+                [accept_grade(row.final.grade, reviewer, standing)]
+                if act.kind == "accept"
+                else make_overrides(row.final.grade, standing, act.changes, reviewer)
+            )
         except BatchError as error:  # for example a text that is too long
             raise ReviewError(str(error)) from None
         if all(_is_same(decision, standing.get(decision.criterion_id)) for decision in decisions):
             return  # it is there already, for example because the act was done before the desk was restarted
         own = self._own.get((act.sender, act.item_id))
         version = own.last if own and act.version in own.versions else act.version
-        if version != version_of(standing.values()):
-            raise ReviewConflict("somebody has decided on this submission meanwhile")
-        append_override(self._folder, *(replace(decision, version=version) for decision in decisions))
+        if version != version_seen(row, standing):
+            raise ReviewConflict("somebody has decided on this submission, or it was graded again, meanwhile")
+        append_override(self._folder, *(replace(each, version=version.partition(".")[0]) for each in decisions))
         self._note(act, version, _version(rows_of, act))
         self._undoable[act.id] = act.item_id, list(standing.values()), _version(rows_of, act)
 
@@ -143,7 +147,7 @@ class Acts:
             return  # the act had changed nothing
         if item_id != act.item_id:
             raise ReviewError("This can't be undone any more: the desk was started again since. Decide once more.")
-        undo_override(self._folder, item_id, version, last_overrides, reviewer)
+        undo_override(self._folder, item_id, version.partition(".")[0], last_overrides, reviewer)
         del self._undoable[act.undoes]
         self._note(act, version, _version(rows_of, act))
 
@@ -167,7 +171,8 @@ class Acts:
 
 
 def _version(rows_of: RowsOf, act: Act) -> str:
-    return version_of(rows_of()[1].get(act.item_id, {}).values())
+    rows, overrides_by_item = rows_of()
+    return version_seen(rows[act.item_id], overrides_by_item.get(act.item_id, {}))
 
 
 def _is_same(decision: Override, standing: Override | None) -> bool:

@@ -77,11 +77,16 @@ def digest_of(part: object) -> str:
     return hashlib.sha256(json.dumps(part).encode()).hexdigest()[:16]
 
 
+def version_seen(row: Row, standing: Overrides) -> str:
+    """Return what identifies the state that a person sees: `version_of` the decisions, a dot, the model's points."""
+    return f"{version_of(standing.values())}.{digest_of([item.points for item in row.final.grade.criteria])}"
+
+
 def submission_content(row: Row, standing: Overrides) -> dict[str, Any]:
     """Return one submission without its work: the grade, the decisions about it, and its student's requests."""
     grade = row.final.grade
     return {
-        "version": version_of(standing.values()),
+        "version": version_seen(row, standing),
         "points": show_points(row.final.points),
         "max": show_points(grade.max_points),
         "model": show_points(row.final.grade.points),
@@ -202,7 +207,7 @@ def same_comments(
         if texts.get(criterion_id) == text:
             override = standing.get(criterion_id or None)
             name = override.reviewer or "somebody" if override and override.reviewer != reviewer else ""
-            places.append([row.final.grade.item_id, version_of(standing.values()), name])
+            places.append([row.final.grade.item_id, version_seen(row, standing), name])
     return places
 
 

@@ -200,7 +200,7 @@ class LlamaServerProcess:
                 self._thread.join(POLL_S)
                 continue
             self._is_loaded.set()
-            if self._thread.is_alive():  # a server that died before this line is not restarted
+            if self._thread.is_alive():  # a server that has already died is not restarted
                 return
         raise ConfigError(f"{PROGRAM} can't load {launch.model}: {self._error_lines() or 'it said nothing'}")
 

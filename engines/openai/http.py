@@ -145,7 +145,7 @@ class OpenAIServer(RemoteServer):
         """The session. It belongs to the event loop on which the requests run."""
         if self._session is None:
             secure = ssl.create_default_context(cafile=certifi.where())
-            # Without a cache, a name is resolved for each request, just after `_check_place` has resolved it.
+            # Without a cache, each request resolves the name again, soon after `_check_place` did.
             connector = aiohttp.TCPConnector(limit=0, ssl=secure, keepalive_timeout=IDLE_S, use_dns_cache=False)
             key_header = {"Authorization": f"Bearer {self._key}"} if self._key else {}
             self._session = aiohttp.ClientSession(

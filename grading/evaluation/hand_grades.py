@@ -54,12 +54,11 @@ def reviewed_grades(folder: Path) -> HandGrades:
 
     Raises BatchError.
     """
-    decisions = [override for override in read_overrides(folder) if not override.reason.startswith(ROUND_REASON)]
-    names = {override.item_id for override in decisions}
+    names = {override.item_id for override in read_overrides(folder) if not override.reason.startswith(ROUND_REASON)}
     return {
         (final.submission, id, "reviews"): points
         for final in final_grades(folder, include_unreviewed=True)[1]
-        if {final.grade.item_id, final.submission} & names
+        if final.is_reviewed and {final.grade.item_id, final.submission} & names
         for id, points in [*((item.id, item.points) for item in final.criteria), (TOTAL, final.earned_points)]
         if points is not None
     }

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from grading.export.late import UNKNOWN_DELAY, Late, Penalty, late_of
-from grading.points import CriterionGrade, Grade, total_of
-from grading.report.grades import GradedClass, load_graded, one_line
+from grading.points import CriterionGrade, Doubt, Grade, total_of
+from grading.report.grades import FILE, GradedClass, load_graded, one_line, show_points
 from grading.reviews import Override, current_decisions, read_overrides
 from grading.roster import (
     SAY_WHOSE,
@@ -17,10 +17,11 @@ from grading.roster import (
     read_rosters,
     roster_in,
 )
-from grading.rubric.rubric import Points, exact, plain
+from grading.rubric.rubric import Points, exact, plain, total_points
 from grading.tables import Sheet, cell, differs
-from producers.words import join_with_and
+from producers.words import join_with_and, plural
 
+EarlierGrades = Sequence[tuple[float, Mapping[str, Grade]]]  # when they were replaced, and the grades by id
 NEEDS_REVIEW = "needs review"
 _SHOWN_CHANGES = 5
 
@@ -54,7 +55,7 @@ class ExportFile:
 class FinalGrade:
     """One submission's grade after review. `points` is None exactly when `why_blank` gives a reason."""
 
-    grade: Grade  # as the models made it
+    grade: Grade  # as the models made it, with a doubt more if an approval has lapsed
     criteria: tuple[CriterionGrade, ...]  # with a person's changes
     summary: str
     points: Points | None  # less the penalty
@@ -65,6 +66,7 @@ class FinalGrade:
     # The people who decided. Only files that stay with the instructor contain them.
     reviewers: tuple[str, ...] = ()
     penalty: Penalty | None = None  # for lateness
+    lapsed: str = ""  # why an approval does not count any more
 
     @property
     def earned_points(self) -> Points | None:
@@ -90,26 +92,66 @@ def final_grades(folder: Path, include_unreviewed: bool = False) -> tuple[Graded
     """
     graded_class = load_graded(folder)
     overrides = read_overrides(folder)
-    late = late_of(folder, graded_class.late)
-    named_grades = [(grade, {grade.item_id, grade.submission} - {""}) for grade in graded_class.grades]
-    return graded_class, [
-        apply_decisions(grade, current_decisions(overrides, *names), include_unreviewed, late)
-        for grade, names in named_grades
+    late, earlier = late_of(folder, graded_class.late), earlier_grades(folder, overrides)
+    finals = [
+        apply_decisions(
+            grade, current_decisions(overrides, grade.item_id, grade.submission), include_unreviewed, late, earlier
+        )
+        for grade in graded_class.grades
     ]
+    if (points := [final.points for final in finals if final.points is not None]) and not any(points):
+        alarm = f"everybody would get 0 points, all {plural(len(points), 'submission')} that have a grade"
+        graded_class = replace(graded_class, alarms=(*graded_class.alarms, alarm))
+    return graded_class, finals
+
+
+def earlier_grades(folder: Path, overrides: Iterable[Override]) -> EarlierGrades:
+    """Return the grades that rounds have replaced, oldest first, if an approval does not say which points it saw."""
+    if all(override.seen is not None or override.criterion_id or override.points is not None for override in overrides):
+        return ()
+    files = sorted((file.stat().st_mtime, file) for file in (folder / "versions").glob(f"*/{FILE}"))
+    return [(at, {grade.id: grade for grade in load_graded(file.parent).grades}) for at, file in files]
+
+
+def lapsing_approvals(folder: Path, before: Iterable[Grade], after: Iterable[Grade]) -> list[str]:
+    """Say in lines which approvals in `folder` would not cover the grades `after`, if they replaced those `before`."""
+    overrides = read_overrides(folder)
+    earlier = [*earlier_grades(folder, overrides), (float("inf"), {grade.id: grade for grade in before})]
+    lines = [
+        one_line(f"{grade.display_name}: {final.lapsed}")
+        for grade in after
+        for decisions in [current_decisions(overrides, grade.item_id, grade.submission)]
+        if (final := apply_decisions(grade, decisions, earlier=earlier)).lapsed
+    ]
+    return (
+        [f"{plural(len(lines), 'approval')} would lapse, and these submissions would need review again:", *lines]
+        if lines
+        else []
+    )
 
 
 def apply_decisions(
-    grade: Grade, decisions: Mapping[str | None, Override], include_unreviewed: bool = False, late: Late | None = None
+    grade: Grade,
+    decisions: Mapping[str | None, Override],
+    include_unreviewed: bool = False,
+    late: Late | None = None,
+    earlier: EarlierGrades = (),
 ) -> FinalGrade:
-    """Apply the decisions about one grade. A total that a person set is final: lateness takes nothing off it."""
+    """Apply the decisions about one grade. A total that a person set is final: lateness takes nothing off it.
+
+    An approval covers the points that its person saw. If the model's are others now, it has lapsed: the submission
+    needs review again, and does not count as reviewed. `earlier` says what was seen where the approval does not.
+    """
     whole = decisions.get(None)
     criteria = tuple(_apply_override(criterion, decisions.get(criterion.id)) for criterion in grade.criteria)
     points = whole.points if whole and whole.points is not None else total_of(criteria)
     blank_reason = "" if points is not None else _why_none(grade, criteria)
+    lapsed = _why_lapsed(grade, criteria, decisions, whole, earlier) if whole and whole.points is None else ""
+    grade = replace(grade, doubts=(*([Doubt("", lapsed)] if lapsed else []), *grade.doubts))
     # A decision about a criterion settles only the doubts about this criterion. A decision about the whole submission
     # settles all doubts.
     open_doubts = [doubt for doubt in grade.doubts if not doubt.criterion_id or doubt.criterion_id not in decisions]
-    doubts = () if whole else tuple(doubt.why for doubt in open_doubts)
+    doubts = () if whole and not lapsed else tuple(doubt.why for doubt in open_doubts)
     if points is not None and doubts and not include_unreviewed:
         blank_reason = f"{NEEDS_REVIEW}: {'; '.join(doubts)}"
     own_total = whole is not None and whole.points is not None
@@ -123,10 +165,37 @@ def apply_decisions(
         whole.feedback if whole and whole.feedback is not None else grade.summary,
         None if blank_reason or points is None else plain(exact(points) - exact(penalty.points if penalty else 0)),
         blank_reason,
-        bool(decisions),
+        bool(decisions) and not lapsed,
         doubts,
-        tuple(dict.fromkeys(override.reviewer for override in decisions.values() if override.reviewer)),
+        tuple(dict.fromkeys(each.reviewer for each in decisions.values() if each.reviewer and not lapsed)),
         penalty,
+        lapsed,
+    )
+
+
+def _why_lapsed(
+    grade: Grade,
+    criteria: Sequence[CriterionGrade],
+    decisions: Mapping[str | None, Override],
+    approval: Override,
+    earlier: EarlierGrades,
+) -> str:
+    """Return why the approval of a grade does not count any more; "" if it counts."""
+    # A line without a time (0) is not older than anything.
+    old_grades = (grades[grade.id] for until, grades in earlier if 0 < approval.time < until and grade.id in grades)
+    known = {item.id: item.points for item in next(old_grades, grade).criteria}
+    seen, now = known if approval.seen is None else approval.seen, {item.id: item.points for item in criteria}
+    steps = [
+        f"{id}: {show_points(seen.get(id)) or '–'} → {show_points(now.get(id)) or '–'}"
+        for id in {**now, **seen}
+        if seen.get(id) != now.get(id) and (id not in decisions or decisions[id].points is None)
+    ]
+    total = None if None in seen.values() else total_points(points or 0 for points in seen.values())
+    return (
+        f"{approval.reviewer or 'somebody'} approved a total of {show_points(total) or '–'}; since then it has become "
+        f"{show_points(total_of(criteria)) or '–'} ({', '.join(steps)})"
+        if steps
+        else ""
     )
 
 
@@ -242,7 +311,8 @@ def left_blank(
     grades: Iterable[FinalGrade], why_left_out: Callable[[FinalGrade], str] = lambda _final: ""
 ) -> tuple[LeftBlank, ...]:
     """List the grades without points, and those that `why_left_out` says are not in the file, each on one line."""
-    blank_reasons = ((final, "; ".join(filter(None, (final.why_blank, why_left_out(final))))) for final in grades)
     return tuple(
-        LeftBlank(one_line(final.grade.display_name), one_line(reason)) for final, reason in blank_reasons if reason
+        LeftBlank(one_line(final.grade.display_name), one_line(reason))
+        for final in grades
+        if (reason := "; ".join(filter(None, (final.why_blank, why_left_out(final)))))
     )

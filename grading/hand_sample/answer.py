@@ -22,7 +22,7 @@ from grading.error_bound import (
     releases,
     same_distribution_p,
 )
-from grading.export.final import apply_decisions
+from grading.export.final import apply_decisions, earlier_grades
 from grading.hand_sample.draw import (
     Draw,
     HandGrade,
@@ -144,8 +144,8 @@ def _grades_from_reviews(folder: Path, draw: Draw, graded_class: GradedClass) ->
     hand_grades, unreviewed_names = {}, []
     for id, member in draw.sampled_members().items():
         decisions = current_decisions(since, id, member.submission)
-        final = apply_decisions(by_id[id], decisions, include_unreviewed=True)
-        if None in decisions or decisions.keys() >= limits(graded_class).keys():
+        final = apply_decisions(by_id[id], decisions, include_unreviewed=True, earlier=earlier_grades(folder, since))
+        if (None in decisions and final.is_reviewed) or decisions.keys() >= limits(graded_class).keys():
             hand_grades[id] = HandGrade({item.id: item.points or 0 for item in final.criteria}, final.points or 0)
         else:
             unreviewed_names.append(member.submission)

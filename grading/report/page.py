@@ -32,6 +32,7 @@ def render_page(
     notice: str = "",
     pictures: Sequence[Picture] = (),
     late: Mapping[str, str] | None = None,
+    alarms: Sequence[str] = (),
 ) -> str:
     """Render the page as HTML.
 
@@ -41,6 +42,7 @@ def render_page(
         notice: a banner across the top; "" for none.
         pictures: charts of the run, shown after the criteria.
         late: deductions for lateness in words, by submission.
+        alarms: warnings about the class, shown like the notice.
     """
     return render_template(
         _TEMPLATE,
@@ -53,6 +55,7 @@ def render_page(
         totals=_totals(grades, rubric),
         pictures=pictures,
         late=late or {},
+        alarms=alarms,
     )
 
 
@@ -115,5 +118,7 @@ def _totals(grades: Sequence[Grade], rubric: Rubric) -> tuple[str, Picture | Non
         return "", None
     middle = f"median {median(totals):.3g}, mean {fmean(totals):.3g}"
     bars = histogram(totals, rubric.total, min(criterion.step for criterion in rubric.criteria))
-    picture = columns("Submissions by points", "points", "submissions", {"model": bars})
-    return f"{plural(len(totals), 'graded submission')}: {middle}", picture
+    return (
+        f"{plural(len(totals), 'graded submission')}: {middle}",
+        columns("Submissions by points", "points", "submissions", {"model": bars}),
+    )

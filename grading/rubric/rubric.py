@@ -148,9 +148,9 @@ def parse_rubric(file: str, text: str, suffix: str) -> Rubric:
     checks = parse_checks(file, top.get("checks", []), [criterion.id for criterion in criteria])
     feedback = _text(file, "feedback", top.get("feedback", ""), MAX_GUIDANCE)
     digest = _digest(title, instructions, criteria, checks, feedback)
-    late = None
-    if "late" in top:
-        late = parse_late(file, _mapping(file, "late", top["late"], LATE_KEYS, ("due", "percent")))
+    late = (
+        parse_late(file, _mapping(file, "late", top["late"], LATE_KEYS, ("due", "percent"))) if "late" in top else None
+    )
     rubric = Rubric(title, instructions, criteria, digest, checks, feedback, late)
     _check_total(file, top.get("total"), rubric.total)
     return rubric
@@ -267,7 +267,8 @@ def _parse_yaml(file: str, text: str) -> Any:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         position = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
-        raise RubricError(f"{file}: {position}not YAML: {error.problem or error.context}") from None
+        hint = "; put a text with a colon in it in quotes" if "mapping values" in str(error.problem) else ""
+        raise RubricError(f"{file}: {position}not YAML: {error.problem or error.context}{hint}") from None
     except Exception as error:  # noqa: BLE001  PyYAML meets odd scalars with ValueError, KeyError, AttributeError, ...
         first_line = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise RubricError(f"{file}: the file is YAML, but it can't be read: {first_line}") from None

@@ -43,7 +43,7 @@ BROKER_DELIVERY_LIMIT = 20
 WORK_STAGES: tuple[WorkerStage, ...] = ("prefill", "decode")
 
 # The number of `bulk` queues for each stage of a model. That many batches take turns; further batches share queues.
-# Releases without turns use only the first queue.
+# An older release of Kvasir uses only the first queue.
 TURNS = 4
 
 

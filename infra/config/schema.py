@@ -225,7 +225,7 @@ class ModelTable:
     # The decode worker checks the KV cache of one job in this many, by computing the prompt itself; 0: never.
     kv_check_every: Annotated[int, _whole(0, 1_000_000)] = KV_CHECK_EVERY
     free_memory_gb: Amount = 0.0  # memory that a prefill must leave free; 0: not checked
-    copies: Annotated[int, _whole(1, 2)] = 1  # local pipeline; 2: prefill and decode never share a batch
+    copies: Annotated[int, _whole(1, 2)] = 1  # in one process; with 2, prefill and decode never share a batch
     tokenizer: Annotated[str, TextCheck(_line)] = ""
     same_weights: tuple[Engine, ...] = ()  # these engines load the same weights, so they can exchange KV caches
     kv_bytes_per_token: Annotated[int, _whole(0, 1 << 40)] = 0  # for planning; 0: unknown

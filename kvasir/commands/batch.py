@@ -7,9 +7,11 @@ from typing import Any
 
 import click
 
+from grading.export import final_grades
 from grading.grades import open_questions
 from grading.report.grades import SUMMARY_COLUMNS, one_line, outcome_of, summary, summary_rows
 from grading.request import WHOLE_CLASS, GradeRequest, Selection
+from grading.reviews import read_overrides
 from infra.config.next_command import next_command
 from infra.config.settings import Settings
 from kvasir import class_run, dry_run
@@ -21,6 +23,7 @@ from kvasir.options import (
     Models,
     grading_options,
     group_options,
+    json_option,
     only_option,
     path,
     quiet_option,
@@ -35,7 +38,6 @@ from producers.batch.prompt_lines import check_file, read_lines
 from producers.batch.runner import cancelled_results
 from producers.words import plural
 
-json_option = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 _WAITS = ", or use kvasir grade, which waits"
 
 
@@ -103,8 +105,10 @@ def submit(
         class_run.open_class(request, place, progress.say) as (batch, assignment),
     ):
         job_count = class_run.submit(settings, batch, assignment, progress, global_options.observer(), deadline_s)
-    gather = next_command("watch", batch.folder)
-    say(f"{plural(job_count, 'job')} queued as {batch.batch_id}; gather them with: {gather}")
+    say(
+        f"{plural(job_count, 'job')} queued as {batch.batch_id}; gather them with: "
+        f"{next_command('watch', batch.folder)}"
+    )
     return 0
 
 
@@ -223,7 +227,15 @@ def show_outcome(
         if not outcome.worked:
             say("Everything is already graded; no engine was called.")
         say(("" if outcome.grades == outcome.whole else "The class: ") + summary(outcome.whole))
-        say(f"Report: {outcome.folder / 'report.html'}   Grades: {outcome.folder / 'grades.csv'}")
+        if read_overrides(outcome.folder):
+            finals = final_grades(outcome.folder)[1]
+            lapsed_count = sum(bool(final.lapsed) for final in finals)
+            lapsed = f" {plural(lapsed_count, 'approval', 'has', 'have')} lapsed: see Review." if lapsed_count else ""
+            say(
+                f"{sum(final.is_reviewed for final in finals):,} reviewed: their final points are in the desk and in "
+                f"kvasir export.{lapsed}"
+            )
+        say(f"Report (reasons, remarks): {outcome.folder / 'report.html'}   Grades: {outcome.folder / 'grades.csv'}")
     if outcome.note:
         say(outcome.note, stderr)
     if counts.open:

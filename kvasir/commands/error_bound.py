@@ -65,7 +65,7 @@ class _Drawing:
     "--draw",
     type=_Numbers(int),
     metavar="N[,N…]",
-    help="Draw N grades for you to grade by hand. With 40,80 you draw 40 grades, and --more can add 40 later.",
+    help="Draw N submissions for you to grade by hand. After 40,80, --more enlarges the sample from 40 to 80.",
 )
 @click.option(
     "--within", type=Number(0), metavar="POINTS", help="Ignore differences of up to this many points [default: 1]."

@@ -9,8 +9,8 @@ import click
 from desk.differences import Difference, difference_row
 from grading.report.grades import one_line
 from infra.config.next_command import next_command
-from kvasir.commands.batch import json_option, show_outcome
-from kvasir.options import Globals, path, quiet_option, wait_option
+from kvasir.commands.batch import show_outcome
+from kvasir.options import Globals, json_option, path, quiet_option, wait_option
 from kvasir.regrading import Regrade
 from kvasir.terminal import TerminalProgress, confirm, print_table, say, shortened, stderr
 from producers.words import plural
@@ -57,10 +57,9 @@ def regrade(
         return 1
     if not as_json:
         people = {grade.submission: one_line(grade.display_name) for grade in outcome.whole}
-        _print_differences(differences, people, regrading.decided)
+        _print_differences(differences, people, regrading)
     if regrading.failed:
-        failure = f"{plural(regrading.failed, 'job')} failed; the same command runs what failed once more"
-        say(failure, stderr)
+        say(f"{plural(regrading.failed, 'job')} failed; the same command runs what failed once more", stderr)
         if yes:
             say(_NO_CHANGE_MESSAGE, stderr)
             return 1
@@ -74,16 +73,11 @@ def regrade(
 
 def _print_changes(regrading: Regrade) -> None:
     """Print what changed, what it costs to ask about it, and what need not be asked."""
-    sentences = [
-        str(regrading.cost),
-        *(_ruling_sentence(criterion, shared_words) for criterion, shared_words in regrading.may_affect.items()),
-    ]
+    say(str(regrading.cost), stderr)
+    for criterion, shared_words in regrading.may_affect.items():
+        say(_ruling_sentence(criterion, shared_words), stderr)
     if regrading.cost.answered:
-        sentences.append(
-            f"{plural(regrading.cost.answered, 'job', 'is', 'are')} answered already, in {regrading.place}."
-        )
-    for line in sentences:
-        say(line, stderr)
+        say(f"{plural(regrading.cost.answered, 'job', 'is', 'are')} answered already, in {regrading.place}.", stderr)
 
 
 def _ruling_sentence(criterion: str, shared_words: dict[str, tuple[str, ...]]) -> str:
@@ -93,9 +87,10 @@ def _ruling_sentence(criterion: str, shared_words: dict[str, tuple[str, ...]]) -
     return shortened(start, [f"{name} ({', '.join(words)})" for name, words in shared_words.items()])
 
 
-def _print_differences(differences: list[Difference], people: Mapping[str, str], decision_count: int) -> None:
+def _print_differences(differences: list[Difference], people: Mapping[str, str], regrading: Regrade) -> None:
     changed_rows = [difference_row(difference, people) for difference in differences if not difference.is_none]
     if changed_rows:
+        say("The models' points, without people's decisions and deductions for lateness:")
         print_table(
             tuple(changed_rows[0]),
             # without these blanks, each row fits into one line of 80 columns
@@ -103,5 +98,7 @@ def _print_differences(differences: list[Difference], people: Mapping[str, str],
             right=("before", "after", "change"),
         )
     say(f"{len(changed_rows)} of {plural(len(differences), 'submission')} would change.")
-    if decision_count:
-        say(f"{plural(decision_count, 'decision')} of a person about these criteria would stand as before.")
+    if regrading.decided:
+        say(f"Points that a person typed would stay: {regrading.decided:,} about these criteria.")
+    for line in regrading.lapsing:
+        say(line)

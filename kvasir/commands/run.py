@@ -34,7 +34,7 @@ from producers.words import plural
 @click.option(
     "--out", type=path, help="Put the batch into this folder [default: a folder in results/ named after PROMPTS]."
 )
-@click.option("--retry-failed", is_flag=True, help="Run failed, expired and cancelled prompts again.")
+@click.option("--retry-failed", is_flag=True, help="Run prompts again that failed, expired or were cancelled.")
 @click.option("--json", "as_json", is_flag=True, help="Print the counts as JSON.")
 @quiet_option
 @wait_option
@@ -118,8 +118,8 @@ def _write_results(batch: Batch, as_json: bool) -> int:
                 say(f"  {entry.name}: {result.error.message if result.error else result.state}")
     if counts.open:
         open_prompts = plural(counts.open, "prompt", "is", "are")
-        hint = "run the same command again to go on"
-        if not batch.may_publish:
-            hint = other_form(batch.folder, batch.prompt_form)
+        hint = (
+            "run the same command again to go on" if batch.may_publish else other_form(batch.folder, batch.prompt_form)
+        )
         say(f"{open_prompts} still open; {hint}", stderr)
     return 0 if counts.succeeded == counts.total else 1

@@ -153,6 +153,10 @@ def store_line(store: dict[str, Any]) -> str:
     used_gb, reserved_gb, mark_gb, limit_gb = (
         store[f"{name}_bytes"] / 1e9 for name in ("used", "reserved", "mark", "max")
     )
-    line = f"Store: {used_gb:.2f} GB{f' of {limit_gb:.3g} GB' if limit_gb else ''} in use"
+    line = f"Store: {used_gb:.2f} GB{f' of {_rounded(limit_gb)} GB' if limit_gb else ''} in use"
     line += f", {reserved_gb:.2f} GB reserved by prefills under way"
-    return f"{line}; prefill fills it up to {mark_gb:.3g} GB" if limit_gb else line
+    return f"{line}; prefill fills it up to {_rounded(mark_gb)} GB" if limit_gb else line
+
+
+def _rounded(size_gb: float) -> str:
+    return f"{size_gb:,.1f}" if size_gb >= 1 else f"{size_gb:.2g}"

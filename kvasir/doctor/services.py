@@ -256,7 +256,8 @@ def _rates(url: str, megabytes: int) -> dict[str, float]:
         try:
             best_s = [min(repeat(move, number=1, repeat=2)) for move in moves]
         finally:
-            with suppress(StoreUnavailable):  # the first error says more; the keys that are left will expire
+            # Keys that stay expire. An error here would hide the first one, which says more.
+            with suppress(StoreUnavailable):
                 kv.delete([BlockRef(key, "", 0, 0, is_shared=False) for key in keys])
     return {name: round(megabytes / seconds, 1) for name, seconds in zip(_RATES, best_s, strict=True)}
 

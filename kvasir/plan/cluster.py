@@ -29,7 +29,7 @@ PREFILL_OVERHEAD_S = 0.01
 DECODE_OVERHEAD_S = 0.01
 # Assumed length of a prompt without the part that the class shares, until a prompt has been measured.
 FIRST_PROMPT_TOKENS = 4000
-LIKELY = 0.9  # if the deadline is less likely to be met, the command says what would help
+LIKELY = 0.9  # the command says what would help if the chance to meet the deadline is below this
 LAST_RESULTS = 200  # number of a batch's latest results that tell how long its answers are
 
 

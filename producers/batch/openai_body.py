@@ -34,7 +34,7 @@ def messages_of(body: Mapping[str, Any]) -> list[Message]:
         raise InvalidMessage("messages must be a list of objects")
     for message in messages:
         if message.get("role") not in _ROLES:
-            raise InvalidMessage(f"each message must have one of these roles: {', '.join(_ROLES)}")
+            raise InvalidMessage(f"messages must have one of these roles: {', '.join(_ROLES)}")
     conversation_messages: list[Message] = []
     function_by_call: dict[str, str] = {}
     for message in messages:
@@ -42,7 +42,7 @@ def messages_of(body: Mapping[str, Any]) -> list[Message]:
         if role == "tool":
             name = message.get("tool_name") or function_by_call.get(str(message.get("tool_call_id")))
             if name is None:
-                raise InvalidMessage("each tool message must name an earlier tool call in tool_call_id")
+                raise InvalidMessage("messages of a tool must name an earlier tool call in tool_call_id")
             conversation_messages.append((role, content or " ", name))
         elif content or role == "user":
             conversation_messages.append((role, content))
@@ -63,9 +63,8 @@ def _name_and_arguments(call: Any) -> tuple[str, str]:
             return name, text
     except (AttributeError, KeyError, TypeError, ValueError, RecursionError):
         pass
-    raise InvalidMessage(
-        "each entry of tool_calls must have a function with a name and with arguments that are a JSON object"
-    )
+    # The first word of such an error is the field that the gateway names to its client (gateway/refusal.py).
+    raise InvalidMessage("tool_calls must have a function with a name, and with arguments that are a JSON object")
 
 
 def _content(message: Mapping[str, Any]) -> str:
@@ -77,7 +76,7 @@ def _content(message: Mapping[str, Any]) -> str:
     if isinstance(content, list) and all(isinstance(part, dict) and part.get("type") == "text" for part in content):
         content = "".join(str(part.get("text", "")) for part in content)
     if not isinstance(content, str) or not (content.strip() or may_be_empty):
-        raise InvalidMessage("each message must have content that is text and not empty; images are not supported")
+        raise InvalidMessage("messages must have content that is text and not empty; images are not supported")
     return content if content.strip() else ""
 
 

@@ -12,11 +12,12 @@ import pytest
 
 from desk import assignments
 from desk.assignments import Inputs, grading_work
-from desk.rounds import keep_version, start_round
+from desk.rounds import keep_grades, start_round
 from desk.view import BatchView
 from engines.llamacpp.engine import LlamaCppEngine
 from engines.llamacpp.start import start
 from engines.registry import EngineOptions
+from grading.report.grades import load_graded
 from grading.reviews import Override, append_override
 from infra.config.settings import load_settings
 from kvasir import cli
@@ -79,7 +80,7 @@ def test_what_the_desk_writes(tmp_path: Path, under: int) -> None:
     wait_until(lambda: grading_work(folder).exit_code is not None, "its process has ended", 60)
     view = BatchView(folder, desk.request_of).refresh()
     append_override(folder, Override(view.grades[0].item_id, None, None, "Well done.", "read", "Ivo"))
-    keep_version(folder, view)
+    keep_grades(folder, load_graded(folder))
     if not under:  # a process more
         place = start_round(desk, folder, view, rubric)
         wait_until(lambda: grading_work(place).exit_code is not None, "the class is regraded", 60)

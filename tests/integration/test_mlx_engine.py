@@ -170,7 +170,7 @@ def test_a_prefill_resumed_anywhere_emits_every_block_after_first(engine: Engine
 
 def test_a_prefix_longer_than_the_prompt_is_refused(engine: Engine) -> None:
     tokens = engine.tokenize(user_prompt(PROSE, ""), 0.0).ids[:64]
-    with pytest.raises(KVTransferFailed, match="covers 64 tokens"):
+    with pytest.raises(KVTransferFailed, match="covers 64 of the prompt's 40 tokens"):
         engine.prefill(tokens[:40], lambda _: None, resume=prefilled(engine, tokens))
 
 

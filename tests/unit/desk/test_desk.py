@@ -505,7 +505,7 @@ def test_the_commands_carry_what_was_given_and_no_more() -> None:
 
     assert words[words.index("grade") :] == [
         "grade", "work", "--rubric", "r.yaml", "--solution", "s.ipynb", "--code-model", "m",
-        "--out", "out", "--quiet", "--json", "--limit", "5", "--only", "a,b",
+        "--out", "out", "--yes", "--quiet", "--json", "--limit", "5", "--only", "a,b",
     ]  # fmt: skip
 
 

@@ -4,6 +4,7 @@ import json
 import random
 from collections import Counter
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,11 @@ import pytest
 from desk.decisions import Decisions, Overrides
 from desk.review_screen import acts as acts_module
 from desk.review_screen.acts import ActAnswer, Acts
-from desk.review_screen.content import _by_use, phrases_of
+from desk.review_screen.content import _by_use, phrases_of, version_seen
 from desk.rows import Row, make_rows
 from desk.view import BatchView
 from grading.export import Request, add_requests, read_requests
-from grading.reviews import append_override, read_overrides, undo_override, version_of
+from grading.reviews import append_override, read_overrides, undo_override
 from messages.errors import BatchError
 from tests.support.desk import answer, plan_tiny_class, request_of
 
@@ -38,7 +39,8 @@ class ClassUnderReview:
         return {row.final.grade.item_id: row for row in rows}, overrides_by_item
 
     def version(self, item: str) -> str:
-        return version_of(self.decisions.refresh().get(item, {}).values())
+        rows, overrides_by_item = self.rows()
+        return version_seen(rows[item], overrides_by_item.get(item, {}))
 
     def points(self, item: str) -> list[Any]:
         return [criterion.points for criterion in self.rows()[0][item].final.criteria]
@@ -122,6 +124,20 @@ def test_where_somebody_else_has_decided_nothing_is_written_until_it_was_seen(re
     [late] = reviewed.send(act(item, 2, version, **points(2)))
     assert late.state == "conflict"
     assert reviewed.points(item) == [1, 2]
+
+
+def test_nobody_approves_points_that_came_after_the_look(reviewed: ClassUnderReview) -> None:
+    item, version = reviewed.items[0], reviewed.version(reviewed.items[0])
+    before = reviewed.view.grades[0]
+    # graded again, while the page of whoever looks still shows 2 points for each
+    reviewed.view._grades[0] = replace(before, criteria=tuple(replace(item, points=1) for item in before.criteria))
+
+    [told] = reviewed.send(act(item, 1, version, "accept"))
+    assert (told.state, told.version) == ("conflict", reviewed.version(item))
+    assert read_overrides(reviewed.folder) == []
+    [kept] = reviewed.send(act(item, 2, told.version, "accept"))
+    assert kept.state == "kept"
+    assert [each.seen for each in read_overrides(reviewed.folder)] == [{"works": 1, "clear": 1}]
 
 
 def test_a_decision_that_stands_already_opens_no_way_over_somebody_elses(reviewed: ClassUnderReview) -> None:

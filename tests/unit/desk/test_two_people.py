@@ -140,8 +140,7 @@ def test_looking_at_a_grade_leaves_the_summary_that_somebody_wrote(tmp_path: Pat
         view.folder, *make_overrides(grade, {}, {WHOLE: GradeChange("kinder", feedback="Well done.")}, NAME)
     )
 
-    whole = decisions.refresh()[grade.item_id].get(None)
-    append_override(view.folder, accept_grade(grade, NAME, whole))
+    append_override(view.folder, accept_grade(grade, NAME, decisions.refresh()[grade.item_id]))
 
     assert make_rows(view, decisions.refresh())[0].final.summary == "Well done."
 

@@ -188,7 +188,7 @@ def test_control_tokens_spelled_in_any_message_stay_text(demo: HFPrompt) -> None
         ("{% for m in messages | reverse %}{{ m.role }} {{ m.content }} {% endfor %}", "changes the order"),
         (
             "{% for m in messages %}{% if m.role == 'user' %}{{ m.content }}{% endif %}{% endfor %}",
-            "system's message 0 t",
+            "system's message once, not 0 t",
         ),
         (CHATML + "{{ messages[1].content if messages[1] }}", "2 times"),
     ],

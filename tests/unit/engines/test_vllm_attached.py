@@ -149,7 +149,7 @@ def test_what_a_server_is_not_is_said_in_a_sentence(server: StandIn, tmp_path: P
         AttachedServer(f"http://127.0.0.1:{free_port()}", tmp_path)
     with pytest.raises(ConfigError, match="there is no folder"):
         AttachedServer(server.url, tmp_path / "none")
-    with pytest.raises(ConfigError, match="neither 'model' nor 'shared'"):
+    with pytest.raises(ConfigError, match="use 'model' or 'shared'"):
         open_engine("vllm", EngineOptions(f"{server.url}?slots=/dev/shm"))
     assert list(tmp_path.iterdir()) == []  # no folder is left over
 

@@ -167,7 +167,7 @@ def test_an_answer_is_read_with_its_points_on_the_grid() -> None:
         (answer(loops=entry(1, feedback=["x"])), "feedback of 'loops' is a list instead of text"),
         (answer(loops=entry(1, feedback="\ud800")), "feedback of 'loops' contains half a character"),
         (answer()[:-1] + ', "runs": {}}', "the answer has the key 'runs' twice"),
-        (answer().replace("1.5", "1e999"), "points of 'loops' are inf"),
+        (answer().replace("1.5", "1e999"), "points of 'loops' must be 0 to 2 in steps of 0.5, not inf"),
         (answer().replace("1.5", "9" * 5000), "JSON that can't be read"),
     ],
 )

@@ -212,7 +212,7 @@ def test_a_short_name_of_two_models_means_the_one_that_grades(their_folder: Path
     assert resolve_model(load_settings(), "qwen") == "qwen3-coder:30b"
 
     (their_folder / "kvasir.toml").write_text(TOML.replace('code_model = "qwen3-coder:30b"', "") + more, "utf-8")
-    with pytest.raises(ConfigError, match="may mean qwen3-coder:30b or qwen3:4b"):
+    with pytest.raises(ConfigError, match="could be qwen3-coder:30b or qwen3:4b"):
         resolve_model(load_settings(), "qwen")
 
 

@@ -119,7 +119,10 @@ def test_what_can_not_be_evaluated_is_said(
 
 
 @pytest.mark.usefixtures("graded")
-@pytest.mark.parametrize(("row", "said"), [("style,1", "no 1 points for 'style'"), ("works,4", "no 4 points")])
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [("style,1", "1 points are outside the rubric's range for 'style'"), ("works,4", "4 points are outside")],
+)
 def test_points_that_the_rubric_does_not_have_are_refused(
     capsys: pytest.CaptureFixture[str], row: str, said: str
 ) -> None:

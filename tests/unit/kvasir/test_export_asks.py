@@ -237,7 +237,7 @@ def test_an_export_to_a_name_of_300_characters_is_one_sentence(capsys: pytest.Ca
         ("out/results.jsonl", "belongs to the batch"),
         ("out/grades.json", "belongs to the batch"),
         ("gradebook.csv", "is a source of this export"),
-        ("notes.txt", "notes.txt holds something else"),
+        ("notes.txt", "notes.txt holds something other than an export"),
     ],
 )
 def test_an_export_replaces_no_file_that_is_none_of_its_own(

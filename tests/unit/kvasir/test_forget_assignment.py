@@ -10,8 +10,9 @@ import pytest
 
 from desk import assignments
 from desk.assignments import Inputs, grading_work
-from desk.rounds import keep_version, start_round
+from desk.rounds import keep_grades, start_round
 from desk.view import BatchView
+from grading.report.grades import load_graded
 from grading.reviews import Override, append_override
 from infra.config.settings import load_settings
 from kvasir import cli
@@ -53,7 +54,7 @@ def graded_at_the_desk(home: Path) -> Path:
     other = assignments.save_rubric(folder, "rubric.yaml", RUBRIC.replace("points: 3", "points: 4").encode())
     place = start_round(desk, folder, view, other)
     wait_until(lambda: grading_work(place).exit_code is not None, "the class is regraded", 60)
-    keep_version(folder, view)
+    keep_grades(folder, load_graded(folder))
     (folder / ".grades.csv.0123abcd").write_text("fairweatherada,4\n")
     (place / ".batch.json.0123abcd").write_text('{"name": "bramblebyivo"}')
     return folder

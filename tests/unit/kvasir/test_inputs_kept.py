@@ -4,12 +4,15 @@ import json
 import os
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from desk.decisions import accept_grade
 from grading.inputs import FOLDER
 from grading.report.grades import load_graded
+from grading.reviews import append_override
 from kvasir import cli
 from producers.batch.batch import Batch, manifest_of
 from producers.storage.private import kept_in
@@ -33,9 +36,9 @@ def homework(configured_folder: Path) -> Path:
     return made
 
 
-def grade(homework: Path) -> int:
+def grade(homework: Path, *options: str) -> int:
     documents = ("--solution", str(homework / "solution.py"), "--template", str(homework / "template.py"))
-    return cli.run_command(["grade", *tiny(homework, OUT, *documents, "--quiet")])
+    return cli.run_command(["grade", *tiny(homework, OUT, *documents, *options, "--quiet")])
 
 
 def states() -> dict[str, int]:
@@ -111,6 +114,56 @@ def test_work_that_was_handed_in_again_is_named_until_it_is_graded(
         assert again in capsys.readouterr().err
     assert grade(homework) == 0
     assert again not in capsys.readouterr().err
+
+
+def test_grades_that_people_have_decided_on_are_not_replaced_by_another_rubric_without_a_yes(
+    homework: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert grade(homework) == 0
+    first = load_graded(OUT).grades[0]
+    append_override(OUT, accept_grade(first, "Ada"))
+    written = {name: (OUT / name).read_bytes() for name in ("batch.json", "results.jsonl", "grades.json")}
+    edit_rubric(homework)
+    (homework / "submissions/student0_100_1_homework.py").write_text("mean = sum\n", "utf-8")
+    capsys.readouterr()
+
+    assert grade(homework) == 2
+
+    said = capsys.readouterr().err
+    assert "kvasir: the rubric changed since the class was planned, and people have decided on 1 submission;" in said
+    assert said.endswith("To compare first: kvasir regrade out\n")
+    assert {name: (OUT / name).read_bytes() for name in written} == written
+    assert grade(homework, "--yes", "--max-wait", "0") == 1
+    assert f"{CHANGED}the rubric; handed in again: student0_100_1_homework.py." in capsys.readouterr().err
+    assert grade(homework) == 0, "a run that was stopped goes on without a question"
+    assert CHANGED not in capsys.readouterr().err
+
+
+def test_work_that_was_handed_in_again_is_graded_without_a_question(
+    homework: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert grade(homework) == 0
+    append_override(OUT, accept_grade(load_graded(OUT).grades[0], "Ada"))
+    (homework / "submissions/student1_101_1_homework.py").write_text("mean = sum\n", "utf-8")
+    capsys.readouterr()
+
+    assert grade(homework) == 0
+    assert f"{CHANGED}handed in again: student1_101_1_homework.py." in capsys.readouterr().err
+
+
+def test_results_say_where_the_final_points_are_and_which_approvals_have_lapsed(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    cli.run_command(["watch", "out", "--quiet"])
+    first, second, _ = load_graded(OUT).grades
+    assert "reviewed" not in capsys.readouterr().out
+    append_override(OUT, accept_grade(first, "Ada"))
+
+    cli.run_command(["results", "out"])
+    assert "1 reviewed: their final points are in the desk and in kvasir export.\n" in capsys.readouterr().out
+    append_override(OUT, replace(accept_grade(second, "Ada"), seen={}))
+    cli.run_command(["results", "out"])
+    assert "in kvasir export. 1 approval has lapsed: see Review.\n" in capsys.readouterr().out
 
 
 def test_what_grades_alike_is_no_change(homework: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 
 import kvasir
+from desk.decisions import accept_grade
 from grading.points import Grade
 from grading.report.grades import load_graded, save_graded
+from grading.reviews import Override, append_override
 from kvasir import cli
 from messages.jobs import JobError, JobResult
 from producers.batch.batch import Batch
@@ -74,6 +76,24 @@ def test_a_ruling_asks_about_its_criterion_alone_and_names_whom_it_may_affect(
     said = capsys.readouterr().err
     assert "Asked about anew: works. 3 submissions, 3 jobs, 3 questions" in said
     assert f"the rulings on works share words with the evidence of {next(iter(evidence))} (join)" in said
+
+
+def test_what_becomes_of_peoples_decisions_is_told_before_anything_is_replaced(
+    homework: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second, _ = load_graded(Path("out")).grades
+    append_override(Path("out"), Override(first.item_id, "works", 1, None, "I ran it", "Ada"))
+    append_override(Path("out"), replace(accept_grade(second, "Ada"), seen={"works": 0.5, "clear": 2}))
+    edit(homework)
+    capsys.readouterr()
+    monkeypatch.setattr("sys.stdin", io.StringIO("y\nn\n"))
+
+    assert cli.run_command(["regrade", "out", "--quiet"]) == 1
+
+    lines = capsys.readouterr().out.splitlines()
+    assert "Points that a person typed would stay: 1 about these criteria." in lines
+    told = lines[lines.index("1 approval would lapse, and these submissions would need review again:") + 1]
+    assert told.startswith(f"{second.submission}: Ada approved a total of 2.5; since then it has become ")
 
 
 def _with_evidence(grade: Grade, evidence: str) -> Grade:

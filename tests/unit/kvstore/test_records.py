@@ -144,7 +144,7 @@ def test_a_block_in_another_memory_order_is_stored_all_the_same() -> None:
     ],
 )
 def test_what_is_not_of_its_ref_and_layout_is_not_written(record: Block | Window) -> None:
-    with pytest.raises(ValueError, match="under kv:"):
+    with pytest.raises(ValueError, match="record for kv:"):
         encode(FINGERPRINT, LAYOUT, REF, record)
 
 
@@ -246,7 +246,7 @@ def test_a_window_has_the_rows_that_its_position_needs(rows: int) -> None:
 
     refusal = _window_refusal(b"".join(encode(FINGERPRINT, SLIDING, ref, record)))
 
-    assert f"has {rows} rows; 15 to 40 are needed" in refusal
+    assert f"has {rows} rows, but must have 15 to 40" in refusal
 
 
 def test_a_window_that_claims_more_than_any_value_can_hold_is_refused() -> None:
@@ -310,7 +310,7 @@ def test_a_state_of_another_size_or_layer_than_its_ref_is_not_written() -> None:
         RecurrentState(39, 1, STATE.data),
         RecurrentState(40, 1, STATE.data.astype(np.float64)),
     ):
-        with pytest.raises(ValueError, match="under kvw:"):
+        with pytest.raises(ValueError, match="record for kvw:"):
             encode(FINGERPRINT, HYBRID, STATE_REF, record)
 
 

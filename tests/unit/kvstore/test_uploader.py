@@ -133,7 +133,7 @@ def test_an_error_frees_a_caller_that_is_waiting(store: GatedStore) -> None:
 def test_a_bug_in_the_upload_is_raised_by_finish_and_not_lost(background: bool) -> None:
     upload = Uploader(MemoryKVStore(), FINGERPRINT, LAYOUT, background=background)
     upload.put(REFS[0], RECORDS[1][1])  # a block under another block's ref
-    with pytest.raises(ValueError, match="under kv:"):
+    with pytest.raises(ValueError, match="record for kv:"):
         upload.finish()
 
 

@@ -249,3 +249,9 @@ def test_templates_escape_everything() -> None:
     assert any(path.name == "report_page.html.j2" for path in templates)
     for path in templates:
         assert not re.search(unescaped, path.read_text("utf-8")), path
+
+
+def test_a_warning_about_the_class_stands_above_it_like_the_notice() -> None:
+    page = render_page([EMPTY], RUBRIC, [("Versions", "rubric 1")], alarms=["<all> are low"])
+    assert '<p class="notice" role="note">Look at the class: &lt;all&gt; are low</p>' in page.partition("<h1>")[0]
+    assert "Look at the class" not in render_page([EMPTY], RUBRIC, [("Versions", "rubric 1")])

@@ -144,7 +144,7 @@ def test_points_add_up_without_binary_rounding() -> None:
         ({"id": "two words"}, "'id' must be a letter and up to 39"),
         ({"id": 7}, "'id' must be text, not 7"),
         ({"id": "Summary"}, "the id 'Summary' has another meaning in the results"),
-        ({"id": "WORDS"}, "criteria 1 and 2 both have the id 'words'; rename one"),
+        ({"id": "WORDS"}, "criteria 1 and 2 both have the id 'words'; change one of the ids"),
         ({"title": " "}, "'title' must be one line of text"),
         ({"title": ["x"]}, "'title' must be text, not a list"),
         ({"title": "x" * 201}, "'title' is 201 characters long; at most 200"),
@@ -196,6 +196,10 @@ def test_a_mistake_in_the_whole_is_named(tmp_path: Path, data: Any, expected: st
         (
             "title: !!python/object/apply:os.system [id]",
             "line 1, column 8: not YAML: could not determine",
+        ),
+        (
+            "title: a\nguidance: Full points: the mean is 20.",
+            "line 2, column 22: not YAML: mapping values are not allowed here; put a text with a colon in it in quotes",
         ),
         ("title: a\ntitle: b", "line 1: the key 'title' occurs twice"),
         ("title: !!timestamp never", "the file is YAML, but it can't be read"),

@@ -243,7 +243,7 @@ def test_a_folder_is_read_up_to_a_size_and_the_rest_noted(tmp_path, monkeypatch)
     [folder] = read_submissions(tmp_path)
 
     assert [part.text for part in folder.parts] == ["x" * 6]
-    assert folder.notes[0].startswith("file 2 (.r): left out, because the folder's text is longer than")
+    assert folder.notes[0].startswith("file 2 (.r): it is left out, because the folder's text is longer than")
 
 
 def test_a_subfolder_with_too_many_files_is_a_problem(tmp_path, monkeypatch):
