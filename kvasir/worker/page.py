@@ -136,8 +136,8 @@ def worker_page(
 def _declared_watts(settings: Settings) -> float:
     """Return the configured watts of this machine, found by name or address; 0 if there are none."""
     name = socket.gethostname()
-    machines = (machine for machine in settings.machines.values() if machine.watts)
-    return next((each.watts for each in machines if each.is_called(name) or _is_local(each.host)), 0.0)
+    with_watts = [machine for machine in settings.machines.values() if machine.watts]
+    return next((machine.watts for machine in with_watts if machine.is_called(name) or _is_local(machine.host)), 0.0)
 
 
 def _is_local(host: str) -> bool:
