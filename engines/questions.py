@@ -33,5 +33,9 @@ def tokenize_job(engine: Tokenizes, job: PrefillJob) -> PrefillJob:
         replace_fields(question, tokens=prompt.ids[common:])
         for question, prompt in zip(job.questions, whole, strict=False)
     ]
-    shared_tokens = min(common, *(prompt.shared_tokens for prompt in whole))
-    return replace_fields(job, tokens=first[:common], shared_tokens=shared_tokens, questions=tuple(questions))
+    return replace_fields(
+        job,
+        tokens=first[:common],
+        shared_tokens=min(common, *(prompt.shared_tokens for prompt in whole)),
+        questions=tuple(questions),
+    )

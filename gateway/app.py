@@ -115,8 +115,7 @@ async def _on_http_error(request: Request, error: HTTPException) -> Response:
         message = f"{request.method} {path:.120} is not served; docs/reference/api.md lists what is"
     if error.status_code == 405:
         message = f"{request.method} is not served for {path:.120}"
-    code = "unknown_url" if error.status_code == 404 else None
-    return ApiError(error.status_code, message, code=code).response(path)
+    return ApiError(error.status_code, message, code="unknown_url" if error.status_code == 404 else None).response(path)
 
 
 async def _on_half_a_character(request: Request, _error: UnicodeEncodeError) -> Response:

@@ -200,8 +200,7 @@ class Batches:
         return batch
 
     def _turn(self, batch: StoredBatch, status: Status, **fields: Any) -> StoredBatch:
-        since = {**batch.since, status: int(time.time())}
-        return self._keep(replace(batch, status=status, since=since, **fields))
+        return self._keep(replace(batch, status=status, since={**batch.since, status: int(time.time())}, **fields))
 
     def _clear(self, name: str) -> None:
         shutil.rmtree(self._folder / name, ignore_errors=True)
@@ -325,9 +324,11 @@ class Batches:
 
     def _count(self, name: str, counts: Counts) -> None:
         with self._changing:
-            failures = counts.finished_jobs - counts.succeeded
             self._batches[name] = replace(
-                self._batches[name], total=counts.total, completed=counts.succeeded, failed=failures
+                self._batches[name],
+                total=counts.total,
+                completed=counts.succeeded,
+                failed=counts.finished_jobs - counts.succeeded,
             )
 
 

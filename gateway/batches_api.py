@@ -150,8 +150,11 @@ async def create(
             "invalid_value",
         )
     models = {name: await gateway.defaults(gateway.models[name]) for name in gateway.visible(request.state.key)}
-    expires_s = body.output_expires_after.seconds if body.output_expires_after else 0
-    new = partial(gateway.batches.create, endpoint=body.endpoint, output_expires_s=expires_s)
+    new = partial(
+        gateway.batches.create,
+        endpoint=body.endpoint,
+        output_expires_s=body.output_expires_after.seconds if body.output_expires_after else 0,
+    )
     return _batch(await asyncio.to_thread(new, input_file, idempotency_key, body.metadata or {}, models))
 
 

@@ -135,7 +135,6 @@ class Dispatcher:
             self._replies.close(delete=True)
 
     def _submit(self, run: Run, ask: PromptRequest) -> None:
-        deadline = self._client.cluster_state.now() + ask.deadline_s
         job = self._client.new_job(
             run.batch_id,
             "prompt",
@@ -144,7 +143,7 @@ class Dispatcher:
             ask.sampling,
             lane=ask.lane,
             stream_to=self._stream_to if ask.stream else "",
-            deadline=deadline,
+            deadline=self._client.cluster_state.now() + ask.deadline_s,
         )
         run.job_id = job.job_id
         self._runs[job.job_id] = run

@@ -15,7 +15,7 @@ from gateway.batches import Batches
 from gateway.continued import AnswerDiverged, AnswerText
 from gateway.dispatch import Dispatcher, NoResult, PromptRequest, Run
 from gateway.figures import GatewayMetrics
-from gateway.keys import Key, KeyRing, tag_of
+from gateway.keys import Key, KeyRing
 from gateway.refusal import RETRY_S, ApiError, of_error, of_job
 from infra.broker import topology
 from infra.config.types import ModelSettings
@@ -103,7 +103,8 @@ class Gateway:
             raise ApiError(
                 429, f"{queue_depth:,} jobs already wait for {model}: try again later", "model", "queue_full", RETRY_S
             )
-        return PromptRequest(model, prompt, sampling, lane, stream, tag_of(key), DEADLINE_S[lane])
+        # Without keys, all requests have the same tag.
+        return PromptRequest(model, prompt, sampling, lane, stream, key.tag if key else "anybody", DEADLINE_S[lane])
 
     async def result(self, ask: PromptRequest, request: Request) -> JobResult:
         """Return the whole answer. Raises ApiError."""

@@ -52,11 +52,6 @@ class Key:
         return not self.models or model in self.models
 
 
-def tag_of(key: Key | None) -> str:
-    """Return the tag of a request's conversation. Without keys, all requests have the same tag."""
-    return key.tag if key else "anybody"
-
-
 def file_in(home: Path) -> Path:
     """Return the path of the file of keys."""
     return home / "keys.json"

@@ -224,7 +224,7 @@ async def _respond(
     ask = await gateway.ask(model.name, prompt, sampling, "now", body.stream and not function, request.state.key)
     if ask.stream:
         lines = _lines(gateway.answer(ask, request), body.model, words)
-        response: Response = await stream_response(lines, _error_line, _LINES)
+        response: Response = await stream_response(lines, lambda refusal: _line(refusal.ollama()), _LINES)
     else:  # Ollama sends a tool call's arguments as one object, even in a stream
         result = await gateway.result(ask, request)
         whole = _last(body.model, result, _call_or_text(result.text, words, function))
@@ -303,10 +303,6 @@ def _model(gateway: Gateway, name: str, request: Request) -> ModelSettings:
     """Return a model's settings. Ollama's clients add `:latest` to a name without a tag."""
     bare = name.removesuffix(":latest")
     return gateway.model(bare if bare in gateway.models else name, request.state.key)
-
-
-def _error_line(refusal: ApiError) -> str:
-    return _line(refusal.ollama())
 
 
 def _time(moment: datetime | None = None) -> str:

@@ -138,8 +138,10 @@ class ChatRequest(_OpenAIRequest):
         """Return all fields. The parameters of a forced function become the response format."""
         fields = self.model_dump(by_alias=True)
         if function := self.forced_function():
-            schema = function.parameters or {"type": "object", "properties": {}}
-            fields["response_format"] = {"type": "json_schema", "json_schema": {"schema": schema}}
+            fields["response_format"] = {
+                "type": "json_schema",
+                "json_schema": {"schema": function.parameters or {"type": "object", "properties": {}}},
+            }
         return fields
 
     def forced_function(self) -> Function | None:
@@ -316,8 +318,13 @@ class _Completion(ABC):
 
 class _Chat(_Completion):
     def __init__(self, body: ChatRequest) -> None:
-        tier = "flex" if body.service_tier == "flex" else "default"
-        super().__init__(body, "chatcmpl", "chat.completion", "chat.completion.chunk", service_tier=tier)
+        super().__init__(
+            body,
+            "chatcmpl",
+            "chat.completion",
+            "chat.completion.chunk",
+            service_tier="flex" if body.service_tier == "flex" else "default",
+        )
         self._metadata = body.metadata
         self._function = body.forced_function()
 
@@ -350,8 +357,11 @@ class _Chat(_Completion):
         """Return a call of the forced function, or a further piece of its arguments."""
         if not (opens and self._function):
             return {"function": {"arguments": arguments}}
-        function = {"name": self._function.name, "arguments": arguments}
-        return {"id": f"call_{random.getrandbits(96):024x}", "type": "function", "function": function}
+        return {
+            "id": f"call_{random.getrandbits(96):024x}",
+            "type": "function",
+            "function": {"name": self._function.name, "arguments": arguments},
+        }
 
 
 class _Continuation(_Completion):

@@ -35,8 +35,9 @@ def _bodies(api: Mapping[str, Any]) -> Iterator[str]:
 
 def _table(rows: Any) -> Iterator[str]:
     yield "<table>"
-    for name, schema in rows:
-        yield f"<tr><td>{escape(name)}<td>{_kind(schema)}<td>{escape(schema.get('description', ''))}"
+    yield from (
+        f"<tr><td>{escape(name)}<td>{_kind(schema)}<td>{escape(schema.get('description', ''))}" for name, schema in rows
+    )
     yield "</table>"
 
 

@@ -187,8 +187,7 @@ def _grade(rubric: Rubric, item: Item, result_of: Callable[[str], JobResult | No
     name = item.submission.name
     grade = grade_submission(name, rubric, answers, item.submission, item.cuts, item.findings, hidden, item.copy_reason)
     question = "" if grade.reason == item.owner.question else item.owner.question
-    remarks = (*([f"{_WHOSE} {question}"] if question else []), *grade.remarks)
-    return replace(grade, remarks=remarks)
+    return replace(grade, remarks=(*([f"{_WHOSE} {question}"] if question else []), *grade.remarks))
 
 
 def _answer(rubric: Rubric, item: Item, task: Task, result: JobResult | None) -> ParsedAnswer | str:

@@ -150,8 +150,7 @@ def request_of_batch(settings: Settings, batch: Batch, will_run: bool = True) ->
     if not batch.request:
         raise BatchError(f"{batch.folder} holds no batch yet; start one with kvasir grade or kvasir submit")
     request = request_from_manifest(settings, batch.request, will_run)
-    copies = kept_inputs(batch.folder, batch.request)
-    return replace(request, rosters=kept_files(batch.folder), copies=copies)
+    return replace(request, rosters=kept_files(batch.folder), copies=kept_inputs(batch.folder, batch.request))
 
 
 def request_from_manifest(
@@ -316,14 +315,18 @@ def look(settings: Settings, folder: Path) -> Outcome:
     """
     with report_lock(folder), Batch(folder, is_owner=False) as batch:
         try:
-            request = request_of_batch(settings, batch, will_run=False)
-            assignment = read_class(batch, request)
+            assignment = read_class(batch, request_of_batch(settings, batch, will_run=False))
         except UsageError as error:
             saved_class = _load_saved_class(batch)
             if saved_class is None:
                 raise
-            note = f"the grades are those last written, because {error}"
-            return _outcome(batch, saved_class, saved_class.grades, called_engines=True, note=note)
+            return _outcome(
+                batch,
+                saved_class,
+                saved_class.grades,
+                called_engines=True,
+                note=f"the grades are those last written, because {error}",
+            )
         return _report(batch, assignment, called_engines=True, notice=settings.grading.notice)
 
 

@@ -78,8 +78,9 @@ def open_broker(settings: Settings, name: str) -> "RabbitMQBroker":
     from infra.broker.rabbitmq.fast import FastWire
 
     url, ca_file = settings.broker_url_with_secret(), settings.broker_ca_file()
-    nodes = settings.services.broker_nodes
-    return RabbitMQBroker(url, name=f"kvasir {name}", ca_file=ca_file, nodes=nodes, make_wire=FastWire)
+    return RabbitMQBroker(
+        url, name=f"kvasir {name}", ca_file=ca_file, nodes=settings.services.broker_nodes, make_wire=FastWire
+    )
 
 
 def open_stores(settings: Settings) -> Stores:

@@ -10,7 +10,6 @@ import time
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import groupby
-from types import TracebackType
 from typing import Any
 
 import click
@@ -81,7 +80,7 @@ class TerminalProgress:
             self._bar.start()
         return self
 
-    def __exit__(self, _k: type[BaseException] | None, _e: BaseException | None, _t: TracebackType | None) -> None:
+    def __exit__(self, *_exc: object) -> None:
         if self._bar:
             self._bar.stop()
 

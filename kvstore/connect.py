@@ -53,8 +53,7 @@ def _check_server(url: str) -> None:
         raise ConfigError(f"the store URL for {address} has an option that redis-py does not know: remove it") from None
     finally:
         client.close()
-    version = str(server.get("redis_version", ""))
-    major = version.partition(".")[0]
+    major = str(server.get("redis_version", "")).partition(".")[0]
     if not major.isdigit() or int(major) < OLDEST_REDIS:
         raise ConfigError(f"the store at {address} is {product(server)}; Redis {OLDEST_REDIS} or newer is needed")
     if is_node(server) and not is_cluster(url):

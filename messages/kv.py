@@ -303,8 +303,7 @@ def cut_into_blocks(layout: KVLayout, layers: Sequence[tuple[Array, Array]], fir
 
     `first` skips the blocks that end at or before that position, so a caller that resumed need not copy them.
     """
-    num_tokens = layers[0][0].shape[0]
-    for start, end in layout.block_spans(num_tokens):
+    for start, end in layout.block_spans(layers[0][0].shape[0]):
         if end <= first:
             continue
         data = np.empty(layout.block_shape(end - start), layout.numpy_type)

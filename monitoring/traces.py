@@ -68,8 +68,12 @@ class SpanMaker:
         _, trace_id, parent_id, *_ = (str(event.facts.get("traceparent", "")) + "---").split("-")
         if not trace_id:
             return
-        flags = self._trace.TraceFlags(self._trace.TraceFlags.SAMPLED)
-        parent = self._trace.SpanContext(int(trace_id, 16), int(parent_id, 16), is_remote=True, trace_flags=flags)
+        parent = self._trace.SpanContext(
+            int(trace_id, 16),
+            int(parent_id, 16),
+            is_remote=True,
+            trace_flags=self._trace.TraceFlags(self._trace.TraceFlags.SAMPLED),
+        )
         with self._lock:
             if event.step in _LINKED and len(self._links) < _MOST_LINKED:
                 link = self._trace.Link(parent, {"kvasir.step": event.step.value})

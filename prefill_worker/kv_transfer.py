@@ -331,16 +331,12 @@ class PrefixLeases:
     def __init__(self, cluster_state: ClusterState, worker_id: str) -> None:
         self._cluster_state = cluster_state
         self._worker_id = worker_id
-        self._claims: list[tuple[str, int]] = []
+        self.claims: list[tuple[str, int]] = []  # held by this worker
         self._lock = threading.Lock()
-
-    def claims(self) -> list[tuple[str, int]]:
-        """Return the claims that this worker holds."""
-        return list(self._claims)
 
     def renew(self) -> None:
         """Renew the claims that this worker holds."""
-        for name in self.claims():
+        for name in list(self.claims):
             self._cluster_state.claim(*name, self._worker_id, CLAIM_TTL_S)
 
     @contextmanager
@@ -355,14 +351,12 @@ class PrefixLeases:
         name = (f"prefix-{chain}", 1)
         give_up = time.monotonic() + patience_s
         while True:
-            # The store can't tell the jobs of one worker apart, so `_claims` lists the prefixes that this worker's jobs
+            # The store can't tell the jobs of one worker apart, so `claims` lists the prefixes that this worker's jobs
             # compute.
             with self._lock:
-                holds_lease = name not in self._claims and self._cluster_state.claim(
-                    *name, self._worker_id, CLAIM_TTL_S
-                )
+                holds_lease = name not in self.claims and self._cluster_state.claim(*name, self._worker_id, CLAIM_TTL_S)
                 if holds_lease:
-                    self._claims.append(name)
+                    self.claims.append(name)
             if holds_lease or is_there() or time.monotonic() > give_up:
                 break
             if stop.wait(_LOOK_EVERY_S):
@@ -372,7 +366,7 @@ class PrefixLeases:
             yield not is_there()
         finally:
             if holds_lease:
-                self._claims.remove(name)
+                self.claims.remove(name)
                 self._cluster_state.release(*name, self._worker_id)
 
 

@@ -276,7 +276,6 @@ class Client(AbstractContextManager["Client"]):
         batch_id = f"ask-{secrets.token_hex(8)}"
         queue = self.broker.open_private_queue(f"stream.{batch_id}", topology.STREAM)
         pieces = self.broker.consume(queue, prefetch=1000)
-        deadline = self.cluster_state.now() + deadline_s if deadline_s else 0.0
         job = self.new_job(
             batch_id,
             "prompt",
@@ -285,7 +284,7 @@ class Client(AbstractContextManager["Client"]):
             sampling,
             lane="now",
             stream_to=queue,
-            deadline=deadline,
+            deadline=self.cluster_state.now() + deadline_s if deadline_s else 0.0,
         )
         replies = Replies(self.broker, batch_id)
         try:

@@ -167,17 +167,13 @@ def leave_to_faster(queue: Queue, decode_s: float, fetch_s: float = 0.0) -> floa
     return end_there_s if end_there_s < decode_s + fetch_s else None
 
 
-def margin_s(cost_s: float) -> float:
-    """Return how much more than this cost a steal must gain."""
-    return MARGIN_S + MARGIN_OF_COST * cost_s
-
-
 def _judge(offer: Offer) -> Verdict:
     queue = offer.queue
     drain = plan(queue.ready, queue.peers)
     here_s = offer.cost_s + offer.decode_s
     verdict = Verdict(queue.model, drain.start_s, offer.cost_s, here_s, drain.end_s)
-    if drain.start_s <= offer.cost_s + margin_s(offer.cost_s):
+    # A steal must gain more than it costs, by this margin.
+    if drain.start_s <= offer.cost_s + MARGIN_S + MARGIN_OF_COST * offer.cost_s:
         return replace(verdict, reason="short wait")
     if drain.end_s <= here_s:
         return replace(verdict, reason="sooner at home")

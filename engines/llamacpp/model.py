@@ -262,8 +262,7 @@ def fingerprint(gguf: GGUFFile, layout: KVLayout) -> str:
 def weights_digest(gguf: GGUFFile) -> str:
     """SHA-256 of all tensor data. It is cached in the user's cache folder by the file's path, size and time, because a
     30 GB file takes a minute to read."""
-    stat = gguf.path.stat()
-    identity = f"{gguf.path.resolve()}\0{cached.file_identity(stat)}\0{gguf.data_start}"
+    identity = f"{gguf.path.resolve()}\0{cached.file_identity(gguf.path.stat())}\0{gguf.data_start}"
     return cached.weights_digest(identity, gguf.tensor_digest)
 
 

@@ -404,8 +404,7 @@ def _state_parts(states: Sequence[RecurrentState], shape: SlotShape) -> Iterator
         state_bytes.append((columns.tobytes(), matrix.tobytes()))
     yield struct.pack("<IiIII", 1, states[0].position - 1, 0, 0, layout.num_layers)
     for side in (0, 1):
-        for parts in state_bytes:
-            yield struct.pack("<iQ", _GGML_IDS["f32"], len(parts[side])) + parts[side]
+        yield from (struct.pack("<iQ", _GGML_IDS["f32"], len(parts[side])) + parts[side] for parts in state_bytes)
 
 
 def _regroup_heads(columns: Array, matrix: Array, layout: KVLayout, groups: tuple[int, int]) -> tuple[Array, Array]:

@@ -66,13 +66,10 @@ def fill(caches: Sequence[Any], layout: KVLayout, cache: KVCache) -> None:
         return
     source, target = cache.layout.dtype, _TYPES[layout.dtype]
     whole = mx.concatenate([_to_mlx(block.data, source) for block in cache.blocks], axis=2).astype(target)
-    pairs = []
-    for row, index in enumerate(layout.full_layers):
-        pairs.append(_set(caches[index], whole[row], cache.num_tokens))
+    pairs = [_set(caches[index], whole[row], cache.num_tokens) for row, index in enumerate(layout.full_layers)]
     if cache.window is not None:
         ring = _ring_rows(_to_mlx(cache.window.data, source).astype(target), layout, cache.num_tokens)
-        for row, index in enumerate(layout.window_layers):
-            pairs.append(_set(caches[index], ring[row], cache.num_tokens))
+        pairs += [_set(caches[index], ring[row], cache.num_tokens) for row, index in enumerate(layout.window_layers)]
     for state in cache.states:
         columns, matrix = (mx.array(part) for part in layout.state_parts(state.data))
         # These are copies: a transposed view would keep the whole record in memory.

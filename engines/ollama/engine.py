@@ -187,9 +187,12 @@ class OllamaEngine(TextOnly[OllamaServer]):
     def _warm_up(self) -> float:
         """Have the model loaded with our context, and count a text. Returns letters per token."""
         text = new_sample()
-        options = _NEUTRAL | {"num_ctx": self._context, "num_predict": 1, "temperature": 0}
         response = self._server.generate(
-            model=self._model, prompt=text, raw=True, options=options, keep_alive=KEEP_ALIVE
+            model=self._model,
+            prompt=text,
+            raw=True,
+            options=_NEUTRAL | {"num_ctx": self._context, "num_predict": 1, "temperature": 0},
+            keep_alive=KEEP_ALIVE,
         )
         prompt_tokens = response.prompt_eval_count or 0
         return len(text) / prompt_tokens if prompt_tokens else LETTERS_PER_TOKEN

@@ -110,9 +110,13 @@ class _NeverCut(httpx.AsyncHTTPTransport):
         extra_fields = _EXTRA_FIELDS.get(request.url.path.rpartition("/api/")[2])
         if extra_fields:
             body = json.loads(request.content) | extra_fields
-            headers = {name: value for name, value in request.headers.items() if name != "content-length"}
-            extensions = request.extensions
-            request = httpx.Request(request.method, request.url, headers=headers, json=body, extensions=extensions)
+            request = httpx.Request(
+                request.method,
+                request.url,
+                headers={name: value for name, value in request.headers.items() if name != "content-length"},
+                json=body,
+                extensions=request.extensions,
+            )
         request.headers["accept-encoding"] = "identity"
         response = await super().handle_async_request(request)
         if response.headers.get("content-encoding", "identity") != "identity":

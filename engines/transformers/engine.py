@@ -48,8 +48,7 @@ def open_engine(options: EngineOptions) -> "TransformersEngine":
     if options.threads:
         torch.set_num_threads(options.threads)
     weights = find_weights(options.weights)
-    prompt = HFPrompt(weights.folder.path)
-    return TransformersEngine(weights, prompt, TorchModel(weights), options)
+    return TransformersEngine(weights, HFPrompt(weights.folder.path), TorchModel(weights), options)
 
 
 class TransformersEngine(FolderEngine):

@@ -126,8 +126,7 @@ def histogram(values: Iterable[Points], maximum: Points, step: Points) -> tuple[
 def columns(title: str, across: str, up: str, series: Mapping[str, Sequence[Bar]]) -> Picture:
     """Draw columns for each label side by side, one for each series. All series have the same labels."""
     first_bars = next(iter(series.values()))
-    largest_count = max(bar.count for bars in series.values() for bar in bars)
-    ticks, maximum = _scale(largest_count, whole=True)
+    ticks, maximum = _scale(max(bar.count for bars in series.values() for bar in bars), whole=True)
     top, head = _head(title, series, up)
     width = (_RIGHT - _LEFT) / len(first_bars)
     bar_width = 0.84 * width / len(series)
@@ -139,8 +138,10 @@ def columns(title: str, across: str, up: str, series: Mapping[str, Sequence[Bar]
             tooltip = f"{name}, {bar.label}: {bar.count}"
             body.append(_rect(x, top + _HEIGHT - bar_height, bar_width * 0.96, bar_height, number, tooltip))
     label_interval = 2 if len(first_bars) > 8 and max(len(bar.label) for bar in first_bars) > 3 else 1
-    for place in range(0, len(first_bars), label_interval):
-        body.append(_text(_LEFT + (place + 0.5) * width, top + _HEIGHT + 16, first_bars[place].label, "middle"))
+    body += [
+        _text(_LEFT + (place + 0.5) * width, top + _HEIGHT + 16, first_bars[place].label, "middle")
+        for place in range(0, len(first_bars), label_interval)
+    ]
     body.append(_text((_LEFT + _RIGHT) / 2, top + _HEIGHT + 36, across, "middle"))
     words = [f"{name}: {', '.join(f'{bar.label} ×{bar.count}' for bar in bars)}" for name, bars in series.items()]
     return Picture(title, "; ".join(words), top + _HEIGHT + 46, "".join(body))
@@ -198,11 +199,10 @@ def lines(title: str, up: str, series: Mapping[str, Sequence[tuple[float, float]
             for (start, value), (end, _) in itertools.pairwise([*steps_by_pixel.values(), (length_s, 0.0)])
             for at in (start, end)
         ]
-        for (x, y), (next_x, next_y) in itertools.pairwise(corners):
-            body.append(
-                f'<line class="line k{number % _SHADES}" x1="{x:.2f}%" y1="{y:.1f}" '
-                f'x2="{next_x:.2f}%" y2="{next_y:.1f}"/>'
-            )
+        body += [
+            f'<line class="line k{number % _SHADES}" x1="{x:.2f}%" y1="{y:.1f}" x2="{next_x:.2f}%" y2="{next_y:.1f}"/>'
+            for (x, y), (next_x, next_y) in itertools.pairwise(corners)
+        ]
     body.append(_time_axis(top + _HEIGHT, length_s, _LEFT))
     words = [f"{name}: at most {max((v for _, v in steps), default=0):g}" for name, steps in series.items()]
     return Picture(title, f"{'; '.join(words)}; over {_time(length_s)}", top + _HEIGHT + 46, "".join(body))

@@ -241,13 +241,12 @@ def _plain_title(text: str) -> str:
 def _make_criterion(id: str, title: str, points: Any, guidance: str) -> dict[str, Any]:
     number = _parse_number(points) or Decimal(0)
     step = next((step for step in _STEPS if number % step == 0 and number / step <= 200), Decimal(1))
-    model = "code" if CODE_WORDS.search(f"{id} {title}") else "feedback"
     return {
         "id": id,
         "title": " ".join(title.split())[:200],
         "points": plain(number),
         "guidance": guidance[:8_000],
-        "model": model,
+        "model": "code" if CODE_WORDS.search(f"{id} {title}") else "feedback",
         "step": plain(step),
     }
 

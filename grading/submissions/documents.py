@@ -161,8 +161,7 @@ def _pdf(reader: Any) -> Submission:
         texts.append(page.extract_text(visitor_operand_before=work.count))
         # pypdf swallows an error from inside a drawing, so the counts are checked here again.
         work.check()
-        resources = page.get("/Resources", {})
-        xobjects = resources.get("/XObject", {})
+        xobjects = page.get("/Resources", {}).get("/XObject", {})
         images += sum(xobjects[name].get("/Subtype") == "/Image" for name in xobjects)
     chars = sum(len(text.strip()) for text in texts)
     is_thin = chars < _THIN_CHARS * len(texts)
@@ -213,8 +212,11 @@ def _without_known(export: Submission, known: Set[object]) -> Submission:
     if 3 * len(new_lines) > len(lines) or not lines:
         return export
     note = f"an export: all but {len(new_lines):,} of {plural(len(lines), 'line')} stand in another file and count once"
-    parts = (replace(export.parts[0], text="\n".join(new_lines)),) if new_lines else ()
-    return replace(export, parts=parts, notes=(*export.notes, note))
+    return replace(
+        export,
+        parts=(replace(export.parts[0], text="\n".join(new_lines)),) if new_lines else (),
+        notes=(*export.notes, note),
+    )
 
 
 def _pairs(text: str) -> list[tuple[str, str, str]]:

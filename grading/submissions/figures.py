@@ -82,8 +82,7 @@ class _PictureStash:
 def _notebook_pictures(data: bytes) -> Iterator[tuple[str, bytes]]:
     """Yield each picture's place and base64. Raises Unreadable."""
     stash = _PictureStash()
-    slim = slim_notebook(data, stash.set_aside)
-    for location, content in pictures_in(decode_text(slim)[0]):
+    for location, content in pictures_in(decode_text(slim_notebook(data, stash.set_aside))[0]):
         yield location, stash.restore(content)
 
 

@@ -70,10 +70,13 @@ def _merge_groups(student_groups: list[FileGroup], readability: Callable[[FileGr
     if len(latest_groups) == 1:
         latest_groups[0].superseded_names = earlier_names
         return latest_groups[0]
-    entries = [entry for group in latest_groups for entry in group.entries]
     newest = max(latest_groups, key=lambda group: (readability(group), age(group.name)))
     return FileGroup(
-        newest.name, is_folder=True, entries=entries, extra_files=len(latest_groups) - 1, superseded_names=earlier_names
+        newest.name,
+        is_folder=True,
+        entries=[entry for group in latest_groups for entry in group.entries],
+        extra_files=len(latest_groups) - 1,
+        superseded_names=earlier_names,
     )
 
 

@@ -227,16 +227,23 @@ def _from_v3(cell: Any) -> Any:
         return {**cell, "cell_type": "markdown"}
     if cell.get("cell_type") != "code":
         return cell
-    outputs = [_output_from_v3(output) for output in as_list(cell.get("outputs"))]
-    return {**cell, "source": cell.get("input"), "execution_count": cell.get("prompt_number"), "outputs": outputs}
+    return {
+        **cell,
+        "source": cell.get("input"),
+        "execution_count": cell.get("prompt_number"),
+        "outputs": [_output_from_v3(output) for output in as_list(cell.get("outputs"))],
+    }
 
 
 def _output_from_v3(output: Any) -> Any:
     if not isinstance(output, dict):
         return output
     kind = output.get("output_type")
-    data = {mime: output[key] for key, mime in _V3_MIME.items() if key in output}
-    return {**output, "output_type": _V3_OUTPUT.get(kind, kind) if isinstance(kind, str) else "", "data": data}
+    return {
+        **output,
+        "output_type": _V3_OUTPUT.get(kind, kind) if isinstance(kind, str) else "",
+        "data": {mime: output[key] for key, mime in _V3_MIME.items() if key in output},
+    }
 
 
 @dataclass(slots=True)
@@ -307,9 +314,13 @@ class _NotebookReader:
         self.never_run += bool(source.strip()) and cell.get("execution_count") is None and not outputs
         self.failed_cells += any(output.get("output_type") == "error" for output in outputs)
         self._add("code", source, location, is_given_cell)
-        has_no_run = not source.strip() or (self.counts_runs and cell.get("execution_count") is None)
         for index, output in enumerate(outputs, 1):
-            self._add("output", self._output(output), _of_output(location, index, outputs), has_no_run=has_no_run)
+            self._add(
+                "output",
+                self._output(output),
+                _of_output(location, index, outputs),
+                has_no_run=not source.strip() or (self.counts_runs and cell.get("execution_count") is None),
+            )
 
     def _source(self, location: str, cell: Mapping[str, Any]) -> tuple[str, bool]:
         """Return a cell's text without hidden tests, and whether the student was given it in this form."""

@@ -119,8 +119,7 @@ def _rendered(text: str, token: re.Pattern[str]) -> Iterator[tuple[int, int, int
             yield cursor - len(title) - bool(match["title"]), cursor, HIDDEN, title
     else:
         yield cursor, len(text), UNSEEN, f"more than {_MAX_MARKUP} pieces of markup"
-    for start, end in _hidden_elements(text, tags):
-        yield start, end, HIDDEN, text[start:end]
+    yield from ((start, end, HIDDEN, text[start:end]) for start, end in _hidden_elements(text, tags))
 
 
 def _end(match: re.Match[str], text: str) -> int:

@@ -177,18 +177,16 @@ def exchanges(cluster: bool = False) -> Iterator[ExchangeSpec]:
     yield ExchangeSpec(DEAD, "direct")
     yield ExchangeSpec(CONTROL, "fanout")
     yield ExchangeSpec(STREAM, "direct")
-    for seconds in RETRY_LEVELS_S:
-        # Each level has a fanout exchange, so that the routing key is still the work queue's name when the message is
-        # dead-lettered.
-        yield ExchangeSpec(f"kvasir.{retry_level(seconds)}", "fanout")
+    # Each level has a fanout exchange, so that the routing key is still the work queue's name when the message is
+    # dead-lettered.
+    yield from (ExchangeSpec(f"kvasir.{retry_level(seconds)}", "fanout") for seconds in RETRY_LEVELS_S)
 
 
 def queues(models: Sequence[str], cluster: bool = False) -> Iterator[QueueSpec]:
     """Yield all durable queues for these models, except reply queues."""
     if cluster:
         yield QueueSpec(RESULTS_PARKED_QUORUM, REPLY_ALTERNATE_QUORUM, "", _QUORUM_ARGUMENTS)
-    for name in (DEATHS, DEAD_LETTERS):
-        yield QueueSpec(name, DEAD, name, _QUORUM_ARGUMENTS)
+    yield from (QueueSpec(name, DEAD, name, _QUORUM_ARGUMENTS) for name in (DEATHS, DEAD_LETTERS))
     yield QueueSpec(RESULTS_PARKED, REPLY_ALTERNATE, "", {"x-queue-type": "classic"})
     for seconds in RETRY_LEVELS_S:
         level = retry_level(seconds)

@@ -26,14 +26,12 @@ class Hours:
     def include(self, moment: datetime) -> bool:
         """Whether jobs may be taken at this moment."""
         now = moment.time()
-        return not self.spans or any(_within(now, start, end) for start, end in self.spans)
+        return not self.spans or any(
+            start <= now < end if start < end else now >= start or now < end for start, end in self.spans
+        )
 
 
 ALL_HOURS = Hours()
-
-
-def _within(now: time, start: time, end: time) -> bool:
-    return start <= now < end if start < end else now >= start or now < end
 
 
 def _span(name: str, text: str) -> tuple[time, time]:

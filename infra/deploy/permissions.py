@@ -115,8 +115,9 @@ def main(arguments: Sequence[str]) -> int:
     """Print the commands for each role. The first argument, if any, is the vhost."""
     vhost = arguments[0] if arguments else "/"
     commands = [["rabbitmqctl", *set_permissions(role, f"kvasir-{role}", vhost)] for role in PERMISSIONS]
-    for role, rules in STORE_RULES.items():
-        commands.append(["redis-cli", "ACL", "SETUSER", f"kvasir-{role}", *rules.split()])
+    commands += [
+        ["redis-cli", "ACL", "SETUSER", f"kvasir-{role}", *rules.split()] for role, rules in STORE_RULES.items()
+    ]
     sys.stdout.writelines(f"{shlex.join(command)}\n" for command in commands)
     return 0
 

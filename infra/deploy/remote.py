@@ -13,6 +13,7 @@ from typing import Any, BinaryIO
 from infra.config.settings import MachineSettings
 from messages.errors import UsageError
 
+SECRET = 0o600  # a secret's mode: only its owner can read it
 _CONNECT_S = 10
 _COMMAND_S = 900.0
 _WEIGHTS_S = 6 * 3600.0  # time limit for reading or sending one file: 120 GB at 50 Mbit/s
@@ -27,7 +28,7 @@ class DeployFailed(UsageError):
 
 @dataclass(frozen=True, slots=True)
 class RemoteFile:
-    """A file to be written. Secrets have mode 0o600."""
+    """A file to be written. Secrets have the mode SECRET."""
 
     content: bytes
     mode: int = 0o644

@@ -17,12 +17,11 @@ from urllib.parse import urlsplit
 from infra.config.settings import MachineSettings, Settings
 from infra.deploy.accounts import Account
 from infra.deploy.permissions import PERMISSIONS, STORE_RULES
-from infra.deploy.remote import RemoteFile
+from infra.deploy.remote import SECRET, RemoteFile
 from infra.deploy.units import LOOPBACK, Place, Unit
 from messages.errors import ConfigError
 from messages.urls import CLUSTER, addresses
 
-_SECRET = 0o600
 _GB = 1_000_000_000
 # Offsets of RabbitMQ's other ports from the AMQP port: 15672, 15692 and 25672 for 5672.
 _PAGE, _METRICS, _ERLANG = 10_000, 10_020, 20_000
@@ -52,12 +51,12 @@ def service_files(
         hosts, port = _addresses(settings.services.broker, "broker", 5672)
         files[f"{folder}/rabbitmq.conf"] = RemoteFile(_rabbitmq_conf(hosts, port, place).encode())
         files[f"{folder}/enabled_plugins"] = RemoteFile(_PLUGINS.encode())
-        files[f"{folder}/definitions.json"] = RemoteFile(definitions(broker).encode(), _SECRET)
+        files[f"{folder}/definitions.json"] = RemoteFile(definitions(broker).encode(), SECRET)
     if "store" in roles:
         hosts, port = _store_addresses(settings)
         limit = int(roles["store"].memory_gb * _GB)
         files[f"{folder}/redis.conf"] = RemoteFile(_redis_conf(hosts, port, limit, place).encode())
-        files[f"{folder}/redis.acl"] = RemoteFile(store_users(store).encode(), _SECRET)
+        files[f"{folder}/redis.acl"] = RemoteFile(store_users(store).encode(), SECRET)
     return files
 
 

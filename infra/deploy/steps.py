@@ -11,13 +11,12 @@ from typing import Literal
 
 from infra.config.schema import Supervisor
 from infra.config.urls import mask
-from infra.deploy.remote import RemoteFile
+from infra.deploy.remote import SECRET, RemoteFile
 from infra.deploy.units import Place, Unit, control, unit_file
 
 Switch = Literal["start", "stop", "restart"]
 
 READY_S = 600  # a model of 120 GB takes minutes to load
-SECRET = 0o600
 _FOLDERS = ("releases", "wheelhouse", "secrets", "services", "env", "log", "run")
 
 

@@ -110,9 +110,10 @@ def units_of(machine: MachineSettings) -> list[Unit]:
         name_counts[name] = name_counts.get(name, 0) + 1
         name = name if name_counts[name] == 1 else f"{name}-{name_counts[name]}"
         units.append(_worker(name, role, machine.metrics_port + index, _page_host(machine), machine.hours))
-    for index, role in enumerate(gateways, len(roles)):
-        units.append(_gateway(role.port, machine.metrics_port + index, _page_host(machine)))
-    return units
+    return units + [
+        _gateway(role.port, machine.metrics_port + index, _page_host(machine))
+        for index, role in enumerate(gateways, len(roles))
+    ]
 
 
 def _gateway(port: int, page: int, host: str) -> Unit:

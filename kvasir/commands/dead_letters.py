@@ -123,9 +123,13 @@ def replay(global_options: Globals, filters: _Filters, all_letters: bool, as_jso
     with _open_dead_letters(global_options) as (client, graveyard), _own_batch(filters.batch) as owner:
         replay_result = graveyard.replay(graveyard.matching(letter_filter), client, owner)
     if as_json:
-        left_letters = [letter.facts() | {"why": reason} for letter, reason in replay_result.refusals]
         click.echo(
-            json.dumps({"replayed": [[job.job_id, job.run] for job in replay_result.jobs], "left": left_letters})
+            json.dumps(
+                {
+                    "replayed": [[job.job_id, job.run] for job in replay_result.jobs],
+                    "left": [letter.facts() | {"why": reason} for letter, reason in replay_result.refusals],
+                }
+            )
         )
     else:
         for letter, reason in replay_result.refusals:

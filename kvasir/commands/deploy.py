@@ -28,7 +28,7 @@ from infra.deploy.accounts import (
     without_passwords,
 )
 from infra.deploy.machine import Facts, default_facts, place_of, probe
-from infra.deploy.remote import DeployFailed, Remote
+from infra.deploy.remote import SECRET, DeployFailed, Remote
 from infra.deploy.services import service_files, service_units
 from infra.deploy.steps import DeployStep
 from infra.deploy.units import Place, Unit, supervisor_of, units_of
@@ -218,8 +218,10 @@ def _service_files(order: Order, site: Site) -> DeployStep:
         accounts(order.settings, service, order.dry_run) if _hosts(service, [site.machine]) else []
         for service in SERVICES
     )
-    files = service_files(site.machine, order.settings, site.place, broker, store)
-    return DeployStep("write the services' configuration, with a user for each role", files=files)
+    return DeployStep(
+        "write the services' configuration, with a user for each role",
+        files=service_files(site.machine, order.settings, site.place, broker, store),
+    )
 
 
 def _prepare_passwords(order: Order) -> None:
@@ -307,6 +309,6 @@ def _apply_step(remote: Remote, step: DeployStep) -> None:
 def _print_step(step: DeployStep) -> None:
     for path, file in step.files.items():
         click.echo(f"--- {path} (mode {file.mode:o})")
-        click.echo("(a secret)" if file.mode == steps.SECRET else file.content.decode("utf-8", "replace"))
+        click.echo("(a secret)" if file.mode == SECRET else file.content.decode("utf-8", "replace"))
     if step.script:
         click.echo(f"$ {step.script}")

@@ -118,7 +118,15 @@ def list_keys(as_json: bool, folder: Path) -> None:
         say("There is no key.")
     else:
         print_table(
-            ("name", "models", "made"), [[key.name, ", ".join(key.models) or "all", _day(key)] for key in api_keys]
+            ("name", "models", "made"),
+            [
+                [
+                    key.name,
+                    ", ".join(key.models) or "all",
+                    datetime.fromtimestamp(key.created).strftime("%Y-%m-%d") if key.created else "",
+                ]
+                for key in api_keys
+            ],
         )
 
 
@@ -138,7 +146,3 @@ def revoke(global_options: Globals, name: str, folder: Path) -> None:
             stderr.print("its conversations' KV caches stay in the store until they expire, a day at most:")
             raise
         say(f"KV caches of its conversations deleted from the store: {plural(deleted_count, 'record')}")
-
-
-def _day(key: key_file.Key) -> str:
-    return datetime.fromtimestamp(key.created).strftime("%Y-%m-%d") if key.created else ""

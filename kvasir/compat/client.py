@@ -15,8 +15,9 @@ import json
 import threading
 import time
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from infra.config.settings import Settings, load_settings
 from kvasir.compat.models import resolve_model
@@ -68,7 +69,7 @@ class _Connected:
             client.close()
 
 
-class DisaggregatedClient(_Connected):
+class DisaggregatedClient(_Connected, AbstractContextManager["DisaggregatedClient"]):
     """Replaces both earlier classes of this name.
 
     With a path to their config_current.json, a path to a kvasir.toml, or no argument, `generate` returns (text,
@@ -101,9 +102,6 @@ class DisaggregatedClient(_Connected):
         result, seconds = self._ask(model, arguments["prompt"], limit)
         figures = metrics(result, seconds)
         return {"response": result.text, **figures} if self._model else (result.text, figures)
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_exc: object) -> None:
         self.close()

@@ -80,8 +80,7 @@ def examine(load: Callable[[], Settings]) -> Iterator[Finding]:
         )
     else:
         yield ok("broker", "none is configured: everything runs in this process")
-        for model in settings.models.values():
-            yield _check_local_model(model)
+        yield from map(_check_local_model, settings.models.values())
         if any(_has_slot_files(engine) for model in settings.models.values() for engine in model.weights):
             yield check_slot_disk()
 
@@ -234,16 +233,17 @@ def _check_stores(settings: Settings, stores: Stores, tries: Mapping[str, Findin
     yield check_clock(clock_difference_s(stores.cluster_state.now))
     if registrations:
         yield check_other_clocks()
-        for sentence in missing_workers(settings, stores.cluster_state):
-            yield warn("workers", sentence, "look at its process and its log on that machine")
+        yield from (
+            warn("workers", sentence, "look at its process and its log on that machine")
+            for sentence in missing_workers(settings, stores.cluster_state)
+        )
     if any(
         registration.host == socket.gethostname() and _has_slot_files(registration.engine)
         for registration in registrations
     ):
         yield check_slot_disk()
     problems = version_problems(stores.cluster_state)
-    for problem, todo in problems:
-        yield error("versions", problem, todo)
+    yield from (error("versions", problem, todo) for problem, todo in problems)
     if registrations and not problems:
         yield ok("versions", f"{plural(len(registrations), 'worker')} registered, all of message version {VERSION}")
     yield from check_workers(settings, registrations, stores.cluster_state.get_sketch)

@@ -51,14 +51,16 @@ def check_links(registrations: Sequence[WorkerInfo]) -> Iterator[Finding]:
     """
     decoders_last = sorted(registrations, key=lambda registration: registration.role == "decode")
     by_link = {(each.host, link): each for each in decoders_last for link in each.details.links}
-    for (host, link), worker in by_link.items():
-        yield link_finding(
+    yield from (
+        link_finding(
             host,
             link,
             link.parallel_mb_per_s if worker.role == "decode" else link.put_mb_per_s,
             _CLASS * _CLASS_PROMPT_TOKENS * layout_token_bytes(worker.layout) / 1e6,
             f"the KV of a class of {_CLASS} with prompts of {_CLASS_PROMPT_TOKENS:,} tokens",
         )
+        for (host, link), worker in by_link.items()
+    )
 
 
 def _check_model(

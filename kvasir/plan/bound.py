@@ -66,15 +66,18 @@ def linear_bound(fleet: Fleet, jobs: Sequence[PlannedJob]) -> float:
 
 def _activities(fleet: Fleet, starts: Sequence[float]) -> Iterator[Activity]:
     for interval, start_s in enumerate(starts):
-        for prefiller in fleet.prefillers:
-            kind = ("prefill", prefiller.model)
-            yield Activity(interval, prefiller.machine, kind, prefiller.best_rate)
+        yield from (
+            Activity(interval, prefiller.machine, ("prefill", prefiller.model), prefiller.best_rate)
+            for prefiller in fleet.prefillers
+        )
         present = [decoder for decoder in fleet.decoders if decoder.joins_s <= start_s < decoder.dies_s]
         workers = Counter(decoder.machine for decoder in present)
         for decoder in present:
             part = 1.0 if decoder.is_curved else 1 / workers[decoder.machine]
-            for model in decoder.tokens_per_s:
-                yield Activity(interval, decoder.machine, ("decode", model), decoder.full_rate(model), part)
+            yield from (
+                Activity(interval, decoder.machine, ("decode", model), decoder.full_rate(model), part)
+                for model in decoder.tokens_per_s
+            )
 
 
 def _last_interval_s(starts: Sequence[float], activities: Sequence[Activity], work: Mapping[Kind, float]) -> float:

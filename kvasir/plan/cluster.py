@@ -179,9 +179,13 @@ def fleet_of(settings: Settings, models: Sequence[str], steal: bool) -> Fleet:
                 )
     byte_s = _byte_s(settings)
     per_token = {name: settings.model(name).kv_bytes_per_token * byte_s for name in models}
-    per_prompt = {name: settings.model(name).kv_state_bytes * byte_s for name in models}
     return Fleet(
-        tuple(prefillers), tuple(decoders), per_token, PREFILL_OVERHEAD_S, DECODE_OVERHEAD_S, kv_state_s=per_prompt
+        tuple(prefillers),
+        tuple(decoders),
+        per_token,
+        PREFILL_OVERHEAD_S,
+        DECODE_OVERHEAD_S,
+        kv_state_s={name: settings.model(name).kv_state_bytes * byte_s for name in models},
     )
 
 

@@ -258,8 +258,11 @@ class Stealing:
         )
 
     def _offer(self, state: "SimulationState", decoder: DecoderState, model: str) -> Offer:
-        load_s = 0.0 if model in decoder.resident else decoder.worker.load_s.get(model, 0.0)
-        return Offer(self._queue(state, decoder, model), self._service_s(decoder, model), load_s=load_s)
+        return Offer(
+            self._queue(state, decoder, model),
+            self._service_s(decoder, model),
+            load_s=0.0 if model in decoder.resident else decoder.worker.load_s.get(model, 0.0),
+        )
 
     def _queue(self, state: "SimulationState", asking: DecoderState, model: str) -> Queue:
         """Return a queue as the worker `asking` sees it. If prefill stops at a watermark, waiting prompts count too."""

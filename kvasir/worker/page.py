@@ -65,10 +65,6 @@ class WorkerPage:
             self.metrics.prepare(model, self._stage)
         self.metrics.prepare_steals(self._stealable_models)
 
-    def registration(self) -> WorkerInfo | None:
-        """Return the worker's registration, or None while it is loading."""
-        return self._registration() if self._registration else None
-
     def is_busy(self) -> bool:
         """Whether it has a job in hand."""
         return any(registration.busy for registration in self._registrations())
@@ -81,13 +77,12 @@ class WorkerPage:
         return Page(self.metrics.registry, self._health, self._why_not_ready, self._status)
 
     def _health(self) -> dict[str, Any]:
-        registration = self.registration()
-        backend = f"{registration.engine} on {registration.device}" if registration else ""
+        registration = self._registration() if self._registration else None
         return {
             "status": "ok" if registration else "loading",
             "model": self._model,
             "loaded": bool(registration),
-            "backend": backend,
+            "backend": f"{registration.engine} on {registration.device}" if registration else "",
         }
 
     def _why_not_ready(self) -> list[str]:
@@ -141,11 +136,8 @@ def worker_page(
 def _declared_watts(settings: Settings) -> float:
     """Return the configured watts of this machine, found by name or address; 0 if there are none."""
     name = socket.gethostname()
-    machines = [machine for machine in settings.machines.values() if machine.watts]
-    for machine in machines:
-        if machine.is_called(name) or _is_local(machine.host):
-            return machine.watts
-    return 0.0
+    with_watts = [machine for machine in settings.machines.values() if machine.watts]
+    return next((machine.watts for machine in with_watts if machine.is_called(name) or _is_local(machine.host)), 0.0)
 
 
 def _is_local(host: str) -> bool:

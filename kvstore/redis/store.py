@@ -57,8 +57,7 @@ class RedisKVStore(KVStore):
     @with_errors_mapped
     def read(self, kind: type[R], fingerprint: str, layout: KVLayout, refs: Sequence[BlockRef]) -> list[R]:
         """See KVStore."""
-        keys = [ref.key for ref in refs]
-        with closing(self.transport.get(keys, TTL_S)) as values:
+        with closing(self.transport.get([ref.key for ref in refs], TTL_S)) as values:
             return [
                 DECODERS[kind](_present(value, ref), fingerprint, layout, ref)
                 for ref, value in zip(refs, values, strict=True)

@@ -200,8 +200,14 @@ class _Plan:
                 raise BatchError(f"the job has succeeded meanwhile, as run {line.run}; its dead letter can be dropped")
             run = max(run, self._batch.runs.get(job.job_id, 1))
             run = journal.last_run(job.job_id) + 1 if journal.has(job.job_id, run) else run
-        deadline = job.deadline if job.deadline > self._now else 0.0
-        return replace(job, run=run, tokens=(), shared_tokens=0, stream_to="", deadline=deadline)
+        return replace(
+            job,
+            run=run,
+            tokens=(),
+            shared_tokens=0,
+            stream_to="",
+            deadline=job.deadline if job.deadline > self._now else 0.0,
+        )
 
 
 def readable(letter: Letter) -> dict[str, Any]:

@@ -283,10 +283,20 @@ def output_line(entry: BatchEntry, result: JobResult, created_at: float) -> dict
     """Return a result as a line of the Batch API's output or error file."""
     line: dict[str, Any] = {"id": f"batch_req_{result.job_id}", "custom_id": entry.name}
     if result.state != "succeeded":
-        message = result.error.message if result.error else result.state
-        return {**line, "response": None, "error": {"code": _code(result), "message": message}}
-    body = _completion(result, created_at, is_raw=entry.role == "completion")
-    return {**line, "response": {"status_code": 200, "request_id": result.job_id, "body": body}, "error": None}
+        return {
+            **line,
+            "response": None,
+            "error": {"code": _code(result), "message": result.error.message if result.error else result.state},
+        }
+    return {
+        **line,
+        "response": {
+            "status_code": 200,
+            "request_id": result.job_id,
+            "body": _completion(result, created_at, is_raw=entry.role == "completion"),
+        },
+        "error": None,
+    }
 
 
 def _code(result: JobResult) -> str:

@@ -24,7 +24,8 @@ class EmbeddedDelivery:
         self.queue = queue.name
         self.copy = copy
         self.message = copy.message
-        self.returns = copy.returns if queue.is_quorum else min(copy.returns, 1)
+        # A quorum queue counts returns. A classic queue only knows whether a message came back at all.
+        self.returns = copy.returns if queue.arguments.get("x-queue-type") == "quorum" else min(copy.returns, 1)
         self.is_lost = False
         self._on_ack = on_ack
         self._broker = broker

@@ -37,11 +37,6 @@ class EmbeddedQueue:
     owner: object = None  # the only client that is allowed to read from a private queue
     ready: list[tuple[int, Copy]] = field(default_factory=list)  # a heap by order
 
-    @property
-    def is_quorum(self) -> bool:
-        """Whether returns are counted. A classic queue only knows whether a message came back at all."""
-        return self.arguments.get("x-queue-type") == "quorum"
-
 
 class QueueReader(Protocol):
     """A consumer, as the server sees it."""
@@ -129,8 +124,11 @@ class EmbeddedServer:
 
     def publish(self, to: Address, message: Message) -> bool:
         """Put a copy into every queue bound for this address. Returns False if there is no such queue."""
-        headers = {name: value for name, value in message.headers.items() if not name.startswith(BROKERS_OWN)}
-        copy = replace(message, body=bytes(message.body), headers=headers)
+        copy = replace(
+            message,
+            body=bytes(message.body),
+            headers={name: value for name, value in message.headers.items() if not name.startswith(BROKERS_OWN)},
+        )
         with self.lock:
             return self._route(to.exchange, to.key, copy)
 

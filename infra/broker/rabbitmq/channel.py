@@ -73,8 +73,7 @@ class Channel:
             settle(future, error=translate(error, self._action))
 
     def _open(self, answer: Answer) -> None:
-        channel = self._connection.raw.channel(on_open_callback=answer)
-        channel.add_on_close_callback(self._closed)
+        self._connection.raw.channel(on_open_callback=answer).add_on_close_callback(self._closed)
 
     def _closed(self, _raw: pika.channel.Channel, reason: BaseException) -> None:
         settle(self._pending, error=translate(reason, self._action))

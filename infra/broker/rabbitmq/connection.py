@@ -198,11 +198,7 @@ class Connection:
     @property
     def peer(self) -> str:
         """The `host:port` that it is connected to or tries to reach."""
-        return _place(self._settings)
-
-    @property
-    def _settings(self) -> pika.URLParameters:
-        return self._choices[self._choice]
+        return _place(self._choices[self._choice])
 
     @property
     def is_open(self) -> bool:

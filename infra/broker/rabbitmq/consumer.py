@@ -43,9 +43,8 @@ class Subscription(Holder):
         self._tag = ""
         self._is_started = False
         self.flowing = True  # whether deliveries may still come
-        channel = connection.raw.channel(on_open_callback=self._on_opened)
-        # Set now, since the connection can be lost before the channel is open.
-        channel.add_on_close_callback(self._closed)
+        # The close callback is set now, since the connection can be lost before the channel is open.
+        connection.raw.channel(on_open_callback=self._on_opened).add_on_close_callback(self._closed)
 
     @property
     def capacity(self) -> int:

@@ -73,10 +73,8 @@ def translate(error: BaseException, action: str) -> KvasirError:
         return of_reply(error.reply_code, error.reply_text, action)
     if isinstance(_root(error), ssl.SSLCertVerificationError):
         return ConfigError(f"{action}: {describe(error)}")
-    for cls in type(error).__mro__:
-        if cls in BY_CLASS:
-            return BY_CLASS[cls](f"{action}: {describe(error)}")
-    return BrokerUnavailable(f"{action}: {describe(error)}")
+    meaning = next((BY_CLASS[cls] for cls in type(error).__mro__ if cls in BY_CLASS), BrokerUnavailable)
+    return meaning(f"{action}: {describe(error)}")
 
 
 def of_reply(code: int, text: str, action: str) -> KvasirError:

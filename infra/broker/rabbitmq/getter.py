@@ -65,9 +65,8 @@ class _GetChannel(Holder):
         self._getter = getter
         self._queue = ""
         self._future: Future[RabbitDelivery | None] = Future()
-        channel = connection.raw.channel(on_open_callback=self._on_opened)
-        # Set now, since the connection can be lost before the channel is open.
-        channel.add_on_close_callback(self._closed)
+        # The close callback is set now, since the connection can be lost before the channel is open.
+        connection.raw.channel(on_open_callback=self._on_opened).add_on_close_callback(self._closed)
 
     def get(self, queue: str, future: Future[RabbitDelivery | None]) -> None:
         """Ask for a message, now or once the channel is open."""

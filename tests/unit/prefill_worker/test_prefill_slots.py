@@ -91,14 +91,14 @@ def test_of_one_worker_s_jobs_one_has_the_lease_and_the_next_finds_the_prefix_th
     with ThreadPoolExecutor(1) as pool:
         # Given a job that computes a prefix; another one it may compute, too
         with leases.turn("abc", stored.is_set, 0, stop) as first, leases.turn("def", lambda: False, 0, stop) as other:
-            assert (first, other, len(leases.claims())) == (True, True, 2)
+            assert (first, other, len(leases.claims)) == (True, True, 2)
             # When a second job of the class comes
             waiting = pool.submit(second)
             assert not wait([waiting], 0.3).done
             stored.set()
         # Then it has waited for the first
         assert waiting.result() is False
-    assert leases.claims() == []
+    assert leases.claims == []
 
 
 def test_an_error_of_one_ends_that_one_and_no_other(pipeline: Pipeline) -> None:

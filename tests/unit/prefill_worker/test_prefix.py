@@ -301,13 +301,13 @@ def test_a_lease_is_held_by_one_and_free_again_afterwards() -> None:
 
     with ours.turn("abc", lambda: False, 0, never) as compute:
         assert compute
-        assert ours.claims() == [("prefix-abc", 1)]
+        assert ours.claims == [("prefix-abc", 1)]
         assert not cluster_state.claim("prefix-abc", 1, "worker-2", 1)
-    assert ours.claims() == []
+    assert ours.claims == []
 
     with theirs.turn("abc", lambda: False, 0, never) as compute:
         assert compute
-        assert theirs.claims() == [("prefix-abc", 1)]
+        assert theirs.claims == [("prefix-abc", 1)]
 
 
 def test_who_gets_the_lease_after_the_prefix_was_stored_computes_nothing() -> None:
@@ -324,7 +324,7 @@ def test_patience_has_an_end_and_the_lease_stays_with_its_holder() -> None:
     # When a worker's patience is at its end, Then it computes too, without the lease
     leases = PrefixLeases(cluster_state, "worker-1")
     with leases.turn("abc", lambda: False, 0, threading.Event()) as compute:
-        assert (compute, leases.claims()) == (True, [])
+        assert (compute, leases.claims) == (True, [])
     assert cluster_state.claim("prefix-abc", 1, "worker-2", 3600)
 
 
