@@ -46,7 +46,7 @@ serve: $(STAMPS)/demo $(STAMPS)/gateway ## an OpenAI and Ollama endpoint with th
 # A worker that crashes ends the run, and the run names its test: pytest-xdist would start another one, give it nothing
 # to do, and wait.
 test: lint ## lint, then all tests that need no browser and no PyTorch (starts private RabbitMQ and Redis)
-	$(PY) -m pytest -n 2 --dist loadfile --max-worker-restart=0 -m "not system and not torch and not vllm"
+	$(PY) -m pytest -n 3 --dist loadfile --max-worker-restart=0 -m "not system and not torch and not vllm"
 
 test-gate: $(STAMPS)/test $(STAMPS)/ui $(STAMPS)/torch ## one test of each real thing: browser, Prometheus, real model, kills, PyTorch
 	$(PY) -m tests.support.programs chromium prometheus redis-exporter
