@@ -332,7 +332,7 @@ def test_a_model_with_windows_fed_several_tokens_a_call_computes_what_it_does_of
     np.testing.assert_allclose(np.concatenate(parts, axis=1), whole, atol=2e-3 * np.abs(whole).max())
 
 
-@pytest.mark.parametrize(("dtype", "within"), [("float32", 1e-6), ("float16", 1e-3), ("bfloat16", 0.0)])
+@pytest.mark.parametrize(("dtype", "within"), [("float32", 1e-6), ("float16", 2e-4), ("bfloat16", 0.0)])
 def test_gemma_3s_embeddings_are_scaled_by_the_root_that_transformers_takes(dtype: str, within: float) -> None:
     """modeling_gemma3.py, Gemma3TextScaledWordEmbedding: the root of hidden_size in the weights' dtype. mlx-lm rounds
     it to bfloat16 (gemma3_text.py, Gemma3Model): 25.25 for 25.298."""
@@ -349,8 +349,9 @@ def test_gemma_3s_embeddings_are_scaled_by_the_root_that_transformers_takes(dtyp
     model(mx.array([[3]]))
     # Then it was given the embedding times that root
     root = mx.array(640**0.5).astype(getattr(mx, dtype))
-    expected = (model.model.embed_tokens(mx.array([[3]])) * root).astype(mx.float32)
-    np.testing.assert_allclose(np.array(seen[0].astype(mx.float32)), np.array(expected), rtol=within)
+    expected = model.model.embed_tokens(mx.array([[3]])) * root
+    given, due = (float(mx.abs(each.astype(mx.float32)).sum()) for each in (seen[0], expected))
+    assert given == pytest.approx(due, rel=within, abs=0.0)
 
 
 @pytest.mark.public_report("ml-explore/mlx-lm 1776")
