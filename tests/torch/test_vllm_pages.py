@@ -111,7 +111,7 @@ def test_pages_of_another_form_are_refused_with_what_is_wrong() -> None:
         Pages({name: torch.zeros(2, 7, 16, 2, 8) for name in caches}, layers, groups)
     with pytest.raises(UnknownPages, match="differ in shape"):
         Pages(caches | {"model.layers.3.self_attn.attn": torch.zeros(BLOCKS, 4, SLOTS, 2 * DIM)}, layers, groups)
-    with pytest.raises(UnknownPages, match="name 'attn' does not say"):
+    with pytest.raises(UnknownPages, match="layer name 'attn' must contain exactly one number"):
         Pages({"attn": caches.popitem()[1]}, layers, groups)
     # And layers of which one keeps its keys otherwise
     mixed = {name: SimpleNamespace(impl=SideBySide()) for name in layers}
