@@ -535,9 +535,10 @@ class Screen {
     const changes = {};
     for (const [id, change] of Object.entries(draft.changes)) changes[id] = { ...change, reason: this.reason(id) };
     const before = this.state().saved;
-    for (const [id, { feedback, reason }] of Object.entries(changes)) {
+    for (const [id, { feedback, points, reason }] of Object.entries(changes)) {
       const from = id === SUMMARY ? before.summary : before.feedback[id];
-      if (feedback && from && feedback !== from) this.same = { id, from, to: feedback, reason, item: this.shown };
+      // A comment for new points is not offered elsewhere: there the points are still the old ones.
+      if (feedback && from && feedback !== from && points === undefined) this.same = { id, from, to: feedback, reason, item: this.shown };
     }
     const left = this.unfinished("there");
     const act = this.act("decide", { item_id: this.shown, version: draft.version, seen: draft.seen, changes });
@@ -605,6 +606,7 @@ class Screen {
     const last = this.undoable.pop();
     if (!last) return this.say("Nothing was saved on this page that could be undone.");
     sessionStorage.setItem(this.prefix + "undo", JSON.stringify(this.undoable));
+    if (this.same?.item === last.item) this.same = null; // the comment that it would spread is undone
     this.act("undo", { item_id: last.item, undoes: last.id, before: last.before });
     this.go(last.item, `What you saved last no longer counts. It was about ${this.name(last.item)}.`);
   }
@@ -1036,12 +1038,12 @@ class Screen {
       make("button", { type: "button", onclick: action }, make("span", {}, words), " ", make("kbd", {}, key));
     const others = places.length === 1 ? "1 other submission has" : `${places.length} other submissions have`;
     const clip = (text) => (text.length > 60 ? `${text.slice(0, 57).trimEnd()} …` : text);
-    const names = free.slice(0, 5).map(([item]) => this.name(item)).join(", ") + (free.length > 5 ? ` and ${free.length - 5} more` : "");
+    const names = free.slice(0, 5).map(([item]) => this.name(item)).join("; ") + (free.length > 5 ? ` and ${free.length - 5} more` : "");
     const where = theirs.length ? `${free.length} of them` : places.length === 1 ? "it" : `all ${places.length}`;
     return make("div", {}, `For ${this.name(changed)} you changed “${clip(from)}” to “${clip(to)}”. ${others} the old comment${names && `: ${names}`}. `,
       ...(free.length ? [button(`Change it on ${where}`, "Y", () => this.changeSame()), " "] : []),
       button("Leave it there", "N", () => this.leaveSame()),
-      theirs.length ? ` Decided by others, and not changed: ${theirs.slice(0, 9).join(", ")}${theirs.length > 9 ? ", …" : ""}.` : "");
+      theirs.length ? ` Decided by others, and not changed: ${theirs.slice(0, 9).join("; ")}${theirs.length > 9 ? "; …" : ""}.` : "");
   }
 
   conflict() {

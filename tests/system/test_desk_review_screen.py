@@ -505,6 +505,19 @@ def test_a_comment_is_reused_and_changed_wherever_it_is_ones_own(browser: Browse
         "It runs."
     ]
 
+    # And what is undone, or was written for new points, is not offered for others
+    press(browser, "k")
+    browser.fill("Feedback on works", "Short.")
+    browser.click("Save and next")
+    browser.wait_for("to “Short.”")
+    press(browser, "z")
+    browser.wait_gone("to “Short.”")
+    press(browser, "1")
+    browser.fill("Feedback on works", "It stops early.")
+    browser.click("Save and next")
+    wait_until_kept(browser, folder, 5)
+    assert browser.evaluate("window.kvasirReview.same ?? null") is None
+
 
 def test_one_criterion_is_gone_through_without_names_and_in_shares(browser: Browser, desk: DeskPage) -> None:
     folder = graded_assignment(desk, 7)
