@@ -53,7 +53,9 @@ class Host:
     async def load(self, request: wire.Message) -> None:
         """Load the model, and learn how it keeps its KV cache. Raises RuntimeError with one sentence."""
         if request.get("version") != wire.VERSION:
-            raise RuntimeError(f"Kvasir speaks version {request.get('version')} of this protocol, not {wire.VERSION}")
+            raise RuntimeError(
+                f"Kvasir speaks version {request.get('version')} of this protocol, but this host {wire.VERSION}"
+            )
         connector = KVTransferConfig(
             kv_connector="KvasirConnector",
             kv_connector_module_path=f"{__package__}.connector",
@@ -117,7 +119,7 @@ class Host:
         async for output in self._engine.generate(prompt, self._parameters(request), key):
             self._drain()  # handle the connector's waiting messages first
             if key in self._failed_keys:
-                # If the request went on, a model with several groups of layers would answer without some keys and values.
+                # If it were not aborted, a model with several groups of layers would answer without some K and V.
                 await self._engine.abort(key)
                 return
             (completion,) = output.outputs
