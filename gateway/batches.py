@@ -40,7 +40,7 @@ _LATE_S = 30.0  # after a batch's deadline, workers have this long to report its
 _RETRY_S = 10.0
 _PROBLEMS = 20  # if a file has no usable line, at most this many of its problems are shown
 _TURN_S = 0.005  # after reading lines for this long, the reader turns to the next batch
-_reader = ThreadPoolExecutor(1, "lines")  # a single thread: with more threads, the event loop waits too long for the GIL
+_reader = ThreadPoolExecutor(1, "lines")  # one thread: more threads would make the event loop wait too long for the GIL
 
 Status = Literal["validating", "failed", "in_progress", "finalizing", "completed", "expired", "cancelling", "cancelled"]
 _FINAL_STATUSES = ("failed", "completed", "expired", "cancelled")

@@ -37,7 +37,7 @@ def check_body(body: dict[str, Any], url: str) -> None:
         if request.stream:
             raise BadLine("'stream' is not supported in a batch")
         if isinstance(request, ChatRequest) and request.forced_function():
-            raise BadLine("'tools' are not supported in a batch: use response_format to ask for a form of the answer")
+            raise BadLine("'tools' are not supported in a batch: use response_format to set the form of the answer")
     except ApiError as error:
         raise BadLine(str(error)) from None
 

@@ -23,7 +23,7 @@ _ITS_OWN_FAULT = {
 # Maps a field's name in Kvasir's messages to its name in the APIs.
 _PARAMS = {"answers": "n", "json_schema": "response_format"}
 _ALIKE = {"max_tokens", "temperature", "top_p", "seed", "stop", "messages", "prompt", "response_format", "tool_calls"}
-_TYPES = 8  # no field accepts as many types as this
+_TYPES = 8  # more types than any field accepts
 
 
 class ApiError(KvasirError):

@@ -46,7 +46,7 @@ _EARLIER_NAMES = {"kv_transfer": "hand_over", "transferred_tokens": "handed_over
 # How many lists and maps a message may have, and how many entries each may have. Kvasir's own messages have at most one
 # map for each of 256 parts and four for each of 64 questions, and their longest list contains a worker's jobs.
 #
-# Values that nest much deeper could not even be quoted in an error.
+# Values that nest much deeper than this limit allows could not even be quoted in an error.
 _MAX_NESTS, _MAX_LENGTH = 640, 4096
 MAX_MESSAGE_BYTES = 12 * MIB  # below RabbitMQ 4's limit of 16 MiB
 

@@ -465,7 +465,7 @@ class QuestionAnswer:
     text: str = ""
     finish_reason: str = ""
     state: State = "succeeded"
-    evaluated_tokens: int = 0  # prompt tokens that were computed for this answer, by the engine's own counter
+    evaluated_tokens: int = 0  # prompt tokens computed for this answer, according to the engine's own counter
     likelihoods: tuple[float, ...] = ()  # for each value of the first enum, its share of the probability; (): not known
 
     def __post_init__(self) -> None:

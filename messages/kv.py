@@ -25,7 +25,7 @@ NUMPY_TYPES: dict[str, np.dtype[Any]] = {
     "f32": np.dtype("<f4"),
 }
 
-# For each dtype: the unsigned type of the same width, a bitmask of all bits except the sign, and one of the exponent.
+# For each dtype: unsigned type of the same width, bitmask of all bits except the sign, bitmask of the exponent.
 _BITS: dict[DType, tuple[np.dtype[Any], int, int]] = {
     "f16": (np.dtype("<u2"), 0x7FFF, 0x7C00),
     "bf16": (np.dtype("<u2"), 0x7FFF, 0x7F80),

@@ -30,7 +30,7 @@ MAX_JOINED_PATTERNS = 8  # number of patterns in a schema, if several conditions
 
 # Limits for requests to the gateway.
 MAX_BODY_BYTES = 8 * _MIB
-MAX_BODIES_BYTES = 64 * _MIB  # of all requests under way together
+MAX_BODIES_BYTES = 64 * _MIB  # for the bodies of all requests under way together
 MAX_BODIES_BYTES_PER_KEY = 32 * _MIB
 MAX_HEADER_BYTES = 64 * _KIB
 MAX_CONNECTIONS = 512
@@ -44,7 +44,7 @@ MAX_LINES = 50_000
 MAX_LINE_BYTES = 8 * _MIB
 MAX_FILE_BYTES = 200 * _MIB
 MAX_UPLOAD_BYTES = MAX_FILE_BYTES + 64 * _KIB  # a file of the maximum size, plus the form that contains it
-MAX_UPLOADS_BYTES = 4 * _GIB  # of all uploads under way together
+MAX_UPLOADS_BYTES = 4 * _GIB  # for all uploads under way together
 MAX_UPLOADS_BYTES_PER_KEY = 1 * _GIB
 MAX_FILES_BYTES_PER_KEY = 20 * _GIB
 MAX_BATCHES = 256  # under way

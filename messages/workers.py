@@ -69,8 +69,8 @@ class RateCurve:
     parallel sequences."""
 
     model: str
-    at: tuple[float, ...]  # points of measurement: prompt lengths in tokens, or counts of parallel sequences; ascending
-    tokens_per_s: tuple[float, ...]  # the rate at each point: of one prompt, or of all parallel sequences together
+    at: tuple[float, ...]  # measured at these prompt lengths (tokens), or counts of parallel sequences; ascending
+    tokens_per_s: tuple[float, ...]  # rate for each value of `at`: of one prompt, or of all parallel sequences together
 
     def __post_init__(self) -> None:
         checks.model_name("model", self.model)
@@ -167,7 +167,7 @@ class WorkerInfo:
 
     worker_id: str  # host.pid.random; every process has its own
     role: WorkerStage
-    model: str  # the model whose jobs the worker takes
+    model: str  # the model whose queue the worker serves
     engine: str
     device: str  # "cpu", "cuda", "metal", "simulated"
     fingerprint: str  # identifies the KV family; "": the worker can't transfer KV caches
@@ -192,10 +192,10 @@ class WorkerInfo:
     resident_tokens_per_s: tuple[float, ...] = ()  # of one sequence
     resident_answer_tokens: tuple[float, ...] = ()  # mean length of an answer, in tokens
     stolen: int = 0  # number of jobs of other models that the worker took since its start
-    not_stolen: int = 0  # how often it found jobs of other models but took none, because that would save no time
+    not_stolen: int = 0  # how often the worker left jobs of other models, because taking one would save no time
     left: int = 0  # how often the worker left a job of its own model to a faster worker
-    layout: str = ""  # layout of its KV caches, from `layout_text`; "": the worker can't transfer them, or is older
-    sketch: str = ""  # hexadecimal hash of its engine's sketch; "": the engine has no sketch, or the worker is older
+    layout: str = ""  # layout of its KV caches, from `layout_text`; "": no KV transfer, or an older worker
+    sketch: str = ""  # hexadecimal hash of its engine's sketch; "": the engine has no sketch, or an older worker
     refuses: tuple[str, ...] = ()  # decode workers only: sketches of the engines whose KV caches it refuses
     refuses_because: tuple[str, ...] = ()  # the reason for each sketch in `refuses`, as a sentence
     details: WorkerDetails = NO_DETAILS  # encoded separately (`kvstore.base.encoded`)

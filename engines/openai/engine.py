@@ -170,7 +170,7 @@ class OpenAIEngine(TextOnly[OpenAIServer]):
             "top_p": sampling.top_p,
             "top_k": sampling.top_k,
             "seed": sampling.seed % RANDOM_SEED,
-            "min_p": 0.0,  # set, as repetition_penalty is, because the defaults differ between servers
+            "min_p": 0.0,  # set explicitly, because servers differ in their defaults for min_p and repetition_penalty
             "repetition_penalty": 1.0,
         }
         if words := [word for word in sampling.stop if word]:

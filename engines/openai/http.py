@@ -24,11 +24,11 @@ from messages.errors import ContextExceeded, EngineUnavailable, InvalidPrompt, I
 _log = logging.getLogger(__name__)
 
 _END_S = 0.5  # after its last event, a stream must end within this time
-_LONGEST_WAIT_S = 600.0  # if a server asks for a wait of more seconds, it counts as away
+_LONGEST_WAIT_S = 600.0  # if a server asks Kvasir to wait for more seconds than this, it counts as away
 _TOO_LONG = ("context length", "context size", "context_length", "maximum context", "too long", "a context of")
 _NO_SCHEMA = ("grammar", "schema", "response_format")
 _PERMANENT_STATUSES = (400, 413, 422)
-_UNAVAILABLE_STATUSES = (502, 503, 504)  # from a proxy whose server is away, or a server that is loading its model
+_UNAVAILABLE_STATUSES = (502, 503, 504)  # sent by a proxy whose server is away, or by a server that is still loading
 
 # Prompts may be sent to these networks even without allow_external = true: this machine, and private networks.
 _INSIDE = [
@@ -151,7 +151,7 @@ class OpenAIServer(RemoteServer):
             self._session = aiohttp.ClientSession(
                 connector=connector,
                 headers={"Accept-Encoding": "identity", **key_header},
-                # Nothing is decompressed: data could grow a thousandfold before its size is checked.
+                # Nothing is decompressed, because data could grow a thousandfold before its size is checked.
                 auto_decompress=False,
                 # There is no read timeout: a server can send nothing for minutes while it loads its model or reads a
                 # long prompt. The caller's stop event can end such a request.

@@ -133,7 +133,7 @@ class SimulatedEngine:
         heads, dim = self._layout.kv_heads, self._layout.head_dim
         # A token's 64 bits are split into words of the dtype's width. These words repeat along the token's row.
         self._columns = (np.arange(heads * dim) % (8 // bits.itemsize)).reshape(heads, dim)
-        # This bitmask clears the sign bit and the exponent's top bit. The other bits are always a finite number.
+        # This bitmask clears the sign bit and the exponent's top bit. The other bits always encode a finite number.
         self._finite = bits.type(highest >> 2)
         self.info = EngineInfo(
             engine="simulated",

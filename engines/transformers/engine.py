@@ -39,7 +39,7 @@ from messages.kv import KVCache, KVLayout, Record
 _log = logging.getLogger(__name__)
 # Tokens per chunk: enough to keep a GPU busy, but few enough that the first blocks can be sent early.
 _CHUNK_TOKENS = {"cuda": 2048, "cpu": 512}
-# While a chunk is computed, the blocks of this many earlier chunks may still be being copied from the device.
+# While a chunk is computed, this many earlier chunks may still have blocks that have not left the device.
 _IN_FLIGHT = {"cuda": 1, "cpu": 0}
 
 

@@ -117,7 +117,7 @@ class TorchModel:
 
         Raises KVTransferFailed, which says why they can't be transferred.
         """
-        # This call refuses models with other kinds of caches, which lack the attributes that are read below.
+        # This call refuses models with unsupported caches. Such caches lack the attributes that are read below.
         hf_weights.layout_of(folder, "f32")
         run = self.new_run()
         self.compute(run, range(4), lambda: None)

@@ -54,7 +54,8 @@ class Host:
         """Load the model, and learn how it keeps its KV cache. Raises RuntimeError with one sentence."""
         if request.get("version") != wire.VERSION:
             raise RuntimeError(
-                f"Kvasir speaks version {request.get('version')} of this protocol, but this host {wire.VERSION}"
+                f"Kvasir speaks version {request.get('version')} of this protocol, but the vLLM host speaks version "
+                f"{wire.VERSION}"
             )
         connector = KVTransferConfig(
             kv_connector="KvasirConnector",
@@ -119,7 +120,7 @@ class Host:
         async for output in self._engine.generate(prompt, self._parameters(request), key):
             self._drain()  # handle the connector's waiting messages first
             if key in self._failed_keys:
-                # If it were not aborted, a model with several groups of layers would answer without some K and V.
+                # A failed request is aborted: a model with several groups of layers would lack some keys and values.
                 await self._engine.abort(key)
                 return
             (completion,) = output.outputs
