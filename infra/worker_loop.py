@@ -156,7 +156,7 @@ class ConsumerLoop:
         name: str,
         # Called after the queues are declared.
         open_flow: Callable[[], Flow],
-        # Returns why the engine can't be reached; "" if it can. Without the engine, other workers should take the jobs.
+        # Returns why the engine can't be reached, so that other workers should take the jobs; "" if it can be reached.
         find_outage: Callable[[], str] = lambda: "",
         find_trouble: Callable[[], str] = lambda: "",  # returns any other reason to take no jobs; "" if there is none
     ) -> None:

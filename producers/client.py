@@ -107,7 +107,7 @@ class Replies:
 
         Results that came meanwhile were parked.
         """
-        # While the broker is away, nobody knows whether the queue exists. The next check is soon enough.
+        # While the broker is away, it is unknown whether the queue exists. The next check will find out.
         with suppress(BrokerUnavailable):
             if self._broker.depth(self._queue) is None:
                 self._broker.open_reply_queue(self._batch_id)

@@ -229,9 +229,9 @@ class ModelTable:
     copies: Annotated[int, _whole(1, 2)] = 1
     tokenizer: Annotated[str, TextCheck(_line)] = ""
     same_weights: tuple[Engine, ...] = ()  # these engines load the same weights, so they can exchange KV caches
-    kv_bytes_per_token: Annotated[int, _whole(0, 1 << 40)] = 0  # used by `kvasir plan`; 0: unknown
-    kv_state_bytes: Annotated[int, _whole(0, 1 << 40)] = 0  # size of the recurrent layers' state, for `kvasir plan`
-    memory_gb: Amount = 0.0  # size of the model's weights, used by `kvasir plan`; 0: unknown
+    kv_bytes_per_token: Annotated[int, _whole(0, 1 << 40)] = 0  # bytes of KV cache per token, for planning; 0: unknown
+    kv_state_bytes: Annotated[int, _whole(0, 1 << 40)] = 0  # size of the recurrent layers' state, for planning
+    memory_gb: Amount = 0.0  # size of the model's weights, for planning; 0: unknown
     allow_external: bool = False  # whether prompts are allowed to go to a server outside private networks
     api_key_file: Place = ""  # API key for the server of the openai or vllm engine; KVASIR_API_KEY overrides it
     weights: Mapping[Engine, Place] = field(default_factory=dict)

@@ -314,7 +314,7 @@ def _file_layer(path: Path) -> Layer:
         raise ConfigError(f"{path} can't be read: {error.strerror}") from None
     except UnicodeDecodeError:
         raise ConfigError(f"{path} is not UTF-8 text") from None
-    except (ValueError, RecursionError) as error:  # a number with thousands of digits: ValueError
+    except (ValueError, RecursionError) as error:  # a number with thousands of digits raises a ValueError
         problem = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
         problem = "a name in it looks like a URL with a password" if urls.may_hold_password(problem) else problem
         raise ConfigError(f"{path} is not valid TOML: {problem}") from None

@@ -91,8 +91,8 @@ def _broker_unit(settings: Settings) -> Unit:
         "HOME": folder,  # Erlang keeps its cookie file in this folder
         "RABBITMQ_NODENAME": f"kvasir-{port}@localhost",
         "RABBITMQ_DIST_PORT": str(_offset_port(port, _ERLANG)),
-        # Erlang's own listeners know no users: they run any code for a client that has the cookie. If there is only one
-        # node, no other machine needs these listeners.
+        # Erlang's own listeners don't check users: they run any code for a client that has the cookie. If there is only
+        # one node, no other machine needs these listeners.
         "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": "-kernel inet_dist_use_interface {127,0,0,1}",
         "ERL_EPMD_ADDRESS": LOOPBACK,
         "RABBITMQ_CONFIG_FILE": f"{folder}/rabbitmq.conf",

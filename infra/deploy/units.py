@@ -20,7 +20,9 @@ from messages.errors import ConfigError
 UnitRole = Literal["prefill", "decode", "worker", "producer"]  # a unit logs in as the user of this role
 
 LOOPBACK = "127.0.0.1"
-GRACE_S = 600.0  # time to finish jobs, because a long answer takes minutes; unfinished jobs are handed back
+# A worker that is stopped has this long to finish its jobs, since a long answer takes minutes. Other jobs are handed
+# back.
+GRACE_S = 600.0
 _STOP_MARGIN_S = 30.0
 _KVASIR = ("{folder}/current/bin/kvasir", "--config", "kvasir.toml", "--log-style", "json", "--log-level", "info")
 _UNSAFE = re.compile(r"[^a-z0-9]+")
@@ -71,7 +73,7 @@ class Unit:
     words: tuple[str, ...]
     port: int
     host: str = LOOPBACK
-    environment: tuple[tuple[str, str], ...] = ()  # added to the machine's environment
+    environment: tuple[tuple[str, str], ...] = ()  # variables that are added to the machine's environment
     role: UnitRole | None = None  # None for a service, which has no HTTP page
 
     def command(self, place: "Place") -> list[str]:

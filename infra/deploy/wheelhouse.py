@@ -24,7 +24,7 @@ _TAGS = {
     ("macos", "arm64"): ["macosx_15_0_arm64", "macosx_14_0_arm64", "macosx_13_0_arm64", "macosx_12_0_arm64",
                          "macosx_11_0_arm64", "macosx_11_0_universal2", "macosx_10_9_universal2"],
 }  # fmt: skip
-_NO_SOURCES = shutil.ignore_patterns(".*", "tests", "docs", "examples", "build")  # left out of the wheel
+_NO_SOURCES = shutil.ignore_patterns(".*", "tests", "docs", "examples", "build")  # not in the wheel
 
 
 @dataclass(frozen=True, slots=True)

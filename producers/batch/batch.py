@@ -418,7 +418,7 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
         if not isinstance(manifest, dict):
             raise ValueError("the file does not contain a JSON object")
         if manifest.get("version") != VERSION:
-            raise BatchError(f"{path} was written by another version of kvasir; upgrade this one: {UPGRADE_COMMAND}")
+            raise BatchError(f"{path} was written by another version of kvasir; to upgrade, run: {UPGRADE_COMMAND}")
         checked_manifest = parse_as(_SHAPE, dict.fromkeys(_SHAPE) | {"prompt_form": 1} | manifest, "the batch")
         _check(checked_manifest)
         return {**checked_manifest, "secret": bytes.fromhex(checked_manifest["secret"])}

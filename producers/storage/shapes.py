@@ -62,7 +62,7 @@ def parse_as(hint: Any, value: Any, place: str) -> Any:
 def _build(hint: Any, fields: Mapping[str, Any], place: str) -> Any:
     hints = hint if isinstance(hint, dict) else _hints(hint)
     if fields.get("v", 1) != 1:
-        raise NewerForm(f"{place} was written by a newer kvasir; upgrade this one: {UPGRADE_COMMAND}")
+        raise NewerForm(f"{place} was written by a newer kvasir; to upgrade, run: {UPGRADE_COMMAND}")
     parsed_fields = {
         name: parse_as(hint, fields[name], f"{place}.{name}") for name, hint in hints.items() if name in fields
     }
