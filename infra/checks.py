@@ -15,7 +15,7 @@ from messages import codec
 from messages.errors import Poison, Stopped
 from messages.jobs import DecodeJob, PrefillJob
 
-SUSPECT_AFTER_CRASHES = 3  # number of workers that died while holding the job
+SUSPECT_AFTER_CRASHES = 3  # a job becomes a suspect after this many workers died while they ran it
 POISON_AFTER_CRASHES = SUSPECT_AFTER_CRASHES + 2
 
 
@@ -24,9 +24,9 @@ class Standing:
     """What is known about a job besides its message."""
 
     job: PrefillJob
-    is_cancelled: bool  # whether its batch is cancelled
+    is_cancelled: bool  # whether the job's batch was cancelled
     now: float  # the store's clock
-    crashes: int  # how many workers died while they held the job
+    crashes: int  # how many workers died while they ran the job
 
 
 def stop_cancelled(attempt: Attempt[Any], standing: Standing) -> None:
@@ -45,8 +45,8 @@ def bury_poison(_attempt: Attempt[Any], standing: Standing) -> None:
     """Raise Poison if the job killed workers even when it ran alone."""
     if standing.crashes >= POISON_AFTER_CRASHES:
         raise Poison(
-            f"{standing.crashes} workers died while they ran this job, the last worker while it ran no other job: "
-            "no worker gets this job again"
+            f"{standing.crashes} workers died while they ran this job, and the last worker ran no other job at that "
+            "time; no worker will get this job again"
         )
 
 
@@ -61,7 +61,7 @@ STEPS = (stop_cancelled, stop_expired, bury_poison, isolate_suspect)
 
 def _stop(attempt: Attempt[Any], reason: StopReason) -> None:
     attempt.stop_for(reason)
-    raise Stopped(f"not begun: {reason}")
+    raise Stopped(f"the job was not started: {reason}")
 
 
 class Checks:

@@ -25,17 +25,18 @@ from infra.worker_loop import NO_HELP, GroupHelp, OneByOne, SlotPool
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
-# A worker holds HELD_IF_QUICK jobs if a job takes less than QUICK_S, and HELD_IF_INSTANT jobs if it takes less than
-# INSTANT_S. That is one to two seconds of work.
+# A worker prefetches HELD_IF_QUICK jobs if a job takes less than QUICK_S, and HELD_IF_INSTANT jobs if it takes less
+# than INSTANT_S. In both cases, the worker has at most two seconds of work.
 QUICK_S, HELD_IF_QUICK = 0.05, 32
 INSTANT_S, HELD_IF_INSTANT = 0.005, 256
-# Jobs that arrive together are handled as a group, if the group's jobs take no longer than this in all.
+# Jobs that arrive together are handled as a group if they take no longer than this in total.
 GROUP_S = 0.02
-# After this time the rest of a group is handed back. Other workers can take those jobs, and finished jobs don't wait.
+# If a group takes longer than this, its remaining jobs are handed back. Other workers can then take them, and the
+# results of the finished jobs don't wait.
 GROUP_PATIENCE_S = 0.5
 # Maximum time that quick jobs wait behind a job that turns out to be slow.
 _FULL_S = 1.0
-_SLOW_S = 2 * QUICK_S  # from this time on, jobs don't count as quick
+_SLOW_S = 2 * QUICK_S  # jobs that take this long don't count as quick
 _LARGE_BYTES = 16 * 1024
 
 
@@ -63,7 +64,7 @@ class QuickConsumer(Consumer):
         hand_back: Callable[[Iterable[Delivery]], None],
     ) -> None:
         self.queue = queue
-        self.at_once = 1  # number of jobs to hold, from `adaptive_prefetch`
+        self.at_once = 1  # number of jobs to prefetch, as computed by `adaptive_prefetch`
         self._broker = broker
         self._least = self._prefetch = prefetch
         self._mean_s = mean_s
@@ -131,7 +132,7 @@ class QuickJobs(OneByOne[T]):
         self._consumer: QuickConsumer | None = None
         self._full_since = 0.0  # when all slots became busy (monotonic clock); 0: a slot was free at the last check
         self._group_commit = GroupCommit("committing", commit, HELD_IF_INSTANT)
-        self._of_thread = threading.local()  # `.ready`: outcomes of the group that this thread handles now
+        self._of_thread = threading.local()  # `.ready`: the outcomes of the group that the thread is handling
 
     def consume(self, queue: str, prefetch: int) -> Consumer:
         """See `OneByOne`."""
@@ -163,7 +164,7 @@ class QuickJobs(OneByOne[T]):
                     break
                 (alone if is_redelivery(more) else group).append(more)
                 newest = more
-            if self._is_large(newest):  # hand back the jobs behind a large one: other workers can do them meanwhile
+            if self._is_large(newest):  # hand back the jobs behind a large job, so that other workers can do them
                 self._measured_s = _SLOW_S
                 self._consumer.hold(1)
         for together in (group, *([single] for single in alone)):
@@ -197,10 +198,10 @@ class QuickJobs(OneByOne[T]):
         start, left = time.monotonic(), group
         try:
             with self._help.looked_up(group) if len(group) > 1 else nullcontext():
-                # The first job is always handled. The jobs behind it can take longer than expected.
+                # The first job is always handled. If the group takes longer than expected, the others are handed back.
                 while left and (left is group or time.monotonic() - start <= GROUP_PATIENCE_S):
                     delivery, *left = left
-                    if ready and self._is_large(delivery):  # finished jobs must not wait for a large one
+                    if ready and self._is_large(delivery):  # results of finished jobs must not wait for a large job
                         self._group_commit.add(*ready)
                         ready.clear()
                     self._handle(delivery, _stay)

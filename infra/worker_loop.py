@@ -37,13 +37,16 @@ T = TypeVar("T")
 
 _IDLE_WAIT_S = 0.2
 _TICK_S = 0.5
-# Pause between checks for deaths, for deleted queues, and for jobs that wait but are not delivered.
+# Pause between checks for jobs that the broker gave up, for deleted queues, and for waiting jobs that don't arrive.
 _DEATHS_EVERY_S = 5.0
-_FORGOTTEN_S = 10.0  # if jobs wait and none comes for this long, the broker has lost our subscription
+_FORGOTTEN_S = 10.0  # if jobs wait but none arrives for this long, the broker has lost this worker's subscription
 _LOOK_AT_NOW_S = 0.25
 _LOOK_AT_SUSPECTS_S = 2.0
-_LATE_S = 20.0  # results later than this are late; a broker's restart or a lost connection takes less time
-LISTEN_S = 0.02  # maximum wait for `bulk`; then the loop checks, at no cost, whether a `now` job was announced
+# A result is late if the broker has not confirmed it after this time. A restart of the broker or a lost connection
+# takes less time.
+_LATE_S = 20.0
+# Maximum wait for a `bulk` job. Then the loop checks whether a `now` job was announced. The check costs nothing.
+LISTEN_S = 0.02
 
 
 class Flow(Protocol):
@@ -107,7 +110,7 @@ class JobSource:
             time.sleep(min(timeout_s, LISTEN_S))
             return None
         except BrokerUnavailable:
-            time.sleep(min(timeout_s, 0.2))  # the broker reconnects by itself
+            time.sleep(min(timeout_s, 0.2))  # the broker client reconnects by itself
             return None
 
     def urgent(self) -> Delivery | None:
@@ -120,7 +123,7 @@ class JobSource:
     def _look_at(self, queue: str, every_s: float) -> Delivery | None:
         if time.monotonic() < self._next_looks[queue]:
             return None
-        # Set before the check, so that a wakeup during it is not lost.
+        # The time is set before the queue is checked, so that a wakeup during the check is not lost.
         self._next_looks[queue] = time.monotonic() + every_s
         delivery = self._broker.get(queue)
         if delivery:
@@ -153,9 +156,9 @@ class ConsumerLoop:
         name: str,
         # Called after the queues are declared.
         open_flow: Callable[[], Flow],
-        # Returns why the engine is away, or "". While it is away, other workers should take the jobs.
+        # Returns why the engine can't be reached, so that other workers should take the jobs; "" if it can be reached.
         find_outage: Callable[[], str] = lambda: "",
-        find_trouble: Callable[[], str] = lambda: "",  # returns another reason to take no jobs, or ""
+        find_trouble: Callable[[], str] = lambda: "",  # returns any other reason to take no jobs; "" if there is none
     ) -> None:
         self._broker = broker
         self._settler = settler
@@ -168,20 +171,21 @@ class ConsumerLoop:
         self._find_outage = find_outage
         self._find_trouble = find_trouble
         self._late_because = ""
-        self._hours = ALL_HOURS  # the hours in which to take jobs
+        self._hours = ALL_HOURS  # the hours in which this loop takes jobs
         self._bulk = topology.work_queue(stage, model, "bulk")
-        self._listening_since = math.inf  # when it began to wait for a job (monotonic clock); inf: it does not wait
+        # When the loop began to wait for a job (monotonic clock); inf: it is not waiting.
+        self._listening_since = math.inf
         self._subscription_lost = False  # whether the broker has jobs but delivers none
         self._pause_reason = ""
         self._jobs: OneByOne[Any] | None = None
         self._may_hold_bulk = True
-        # True: this loop takes no jobs now.
+        # True while this loop takes no jobs.
         self._is_idle = True
-        # In a process with both roles: the other role's loop. `wants_bulk` says whether this loop is allowed to take
-        # `bulk` jobs.
+        # The loop of the other role, if this process has both roles.
         self._partner: ConsumerLoop | None = None
+        # Returns whether this loop is allowed to take `bulk` jobs now.
         self.wants_bulk: Callable[[], bool] = lambda: True
-        self._alone = threading.Lock()  # held while a suspect runs
+        self._alone = threading.Lock()  # this lock is held while a suspect job runs
 
     @property
     def paused_because(self) -> str:
@@ -234,8 +238,8 @@ class ConsumerLoop:
 
     def _turn(self, source: JobSource, jobs: "OneByOne[Any]", handler: Handler) -> None:
         """Put the next delivery into a free slot, or wait for a moment if none is free or no delivery comes."""
-        # This is set before the lock is checked. If the other loop takes the lock after the check, it sees that this
-        # loop is not idle, and waits for this loop's jobs.
+        # `_is_idle` is set before the lock is checked. If the other loop takes the lock after the check, it sees that
+        # this loop is not idle, and waits for this loop's jobs.
         self._is_idle = False
         if self.idle_reason or self._subscription_lost or self._alone.locked() or not handler.has_room():
             self._listening_since, self._subscription_lost = math.inf, False
@@ -246,7 +250,7 @@ class ConsumerLoop:
         if not jobs.wait(0):
             self._listening_since = math.inf
             source.flow.throttle(source.urgent)
-            self._may_hold_bulk = True  # the flow may have fetched jobs ahead
+            self._may_hold_bulk = True  # the flow may have prefetched jobs
             if not jobs.wait(_IDLE_WAIT_S):
                 return
         wants_bulk = self.wants_bulk()
@@ -272,7 +276,7 @@ class ConsumerLoop:
         jobs.accept(delivery)
 
     def _run_alone(self, jobs: "OneByOne[Any]", suspect: Delivery) -> None:
-        if not self._alone.acquire(blocking=False):  # the other role is running a suspect
+        if not self._alone.acquire(blocking=False):  # the other role's loop is running a suspect job
             return self._settler.hand_back_all([suspect])
         try:
             while self.count_in_progress() or not (self._partner is None or self._partner._is_idle):
@@ -309,8 +313,8 @@ class ConsumerLoop:
     def _update_pause(self) -> None:
         outside = not self._hours.include(datetime.now())
         self._pause_reason = "paused" if self._is_paused else "outside its hours" if outside else ""
-        # Late results are sent again and again, so the pause ends by itself. Without a connection there is no pause:
-        # then the broker is away, and this worker is not at fault.
+        # Late results are sent again and again, so the pause ends by itself. While there is no connection, the worker
+        # does not pause, because the broker is away and the worker is not at fault.
         if self._settler.late_s < _LATE_S:
             self._late_because = ""
         elif self._broker.is_connected and not self._late_because:
@@ -327,21 +331,21 @@ class ConsumerLoop:
             try:
                 if control is None:
                     control = ControlListener(self._broker, self._name, handlers)
-                    source.ring(source.urgent_queue)  # a wakeup may have come before this loop could hear it
+                    source.ring(source.urgent_queue)  # a wakeup may have been sent before this loop listened
                 control.poll(_TICK_S)
                 if time.monotonic() > next_look:
                     self._look_at_queues()
                     self._settler.answer_deaths(self._model)
                     next_look = time.monotonic() + _DEATHS_EVERY_S
             except (BrokerUnavailable, NoQueue):
-                # The broker reconnects by itself; deleted queues are declared again at the next check.
+                # The broker client reconnects by itself. Deleted queues are declared again at the next check.
                 self._stopping.wait(0.5)
-            if time.monotonic() >= next_tick:  # not at every wakeup: there is a wakeup for each job
+            if time.monotonic() >= next_tick:  # not at every wakeup, because each `now` job causes one
                 self._update_pause()
                 handler.tick()
                 notify("WATCHDOG=1")
                 next_tick = time.monotonic() + _TICK_S
-        notify("STOPPING=1\nWATCHDOG_USEC=0")  # jobs in hand can take longer than the watchdog's time
+        notify("STOPPING=1\nWATCHDOG_USEC=0")  # turns off the watchdog: unfinished jobs can take longer than its limit
         if control:
             control.close()
 
@@ -362,7 +366,7 @@ class SlotPool:
         self._condition = threading.Condition()
         self._slots_in_use: set[object] = set()
         self._works_inline = False
-        self._lent_slots = 0  # slots without a delivery that are lent to a job with several answers
+        self._lent_slots = 0  # number of slots that have no delivery and are lent to a job with several answers
         self._threads: set[Future[None]] = set()
         self._pool = ThreadPoolExecutor(2 * count, thread_name_prefix="slot")
 
@@ -461,9 +465,9 @@ class GroupHelp:
     A worker that does them singly needs none.
     """
 
-    # Returns the mean time of a job; None: the loop measures it.
+    # Returns the mean time of a job. If this is None, the loop measures the time.
     mean_s: Callable[[], float] | None = None
-    # A context manager for a group of jobs. One look-up replaces the look-ups of the single jobs.
+    # A context manager for a group of jobs. Within it, one look-up for the group replaces a look-up for each job.
     looked_up: Callable[[list[Delivery]], AbstractContextManager[None]] = lambda _group: nullcontext()
 
 

@@ -46,7 +46,7 @@ class Replies:
         self._broker = broker
         self._batch_id = batch_id
         self._queue = broker.open_reply_queue(batch_id)
-        self.backlog = broker.ready(self._queue)  # results that came while no process listened
+        self.backlog = broker.ready(self._queue)  # number of results that came while no process listened
         self._consumer = broker.consume(self._queue, prefetch=500, exclusive=True)
 
     def receive(self, timeout_s: float, at_most: int = 500) -> list[Reply]:
@@ -107,7 +107,7 @@ class Replies:
 
         Results that came meanwhile were parked.
         """
-        # While the broker is away, nobody knows whether the queue exists. The next check is soon enough.
+        # While the broker is away, it is unknown whether the queue exists. The next check will find out.
         with suppress(BrokerUnavailable):
             if self._broker.depth(self._queue) is None:
                 self._broker.open_reply_queue(self._batch_id)
@@ -196,7 +196,7 @@ class Client(AbstractContextManager["Client"]):
         queues = [topology.work_queue(stage, model, "bulk", turn) for stage in topology.WORK_STAGES]
         try:
             return self.broker.ready(*queues)
-        except ConfigError:  # RabbitMQ 4.3 and newer don't tell producers queue lengths, so any turn will do
+        except ConfigError:  # RabbitMQ 4.3 and newer hide queue lengths from producers, so choose at random
             return random.randrange(topology.TURNS)
 
     def submit(

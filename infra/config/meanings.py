@@ -5,7 +5,7 @@ What an engine accepts as weights is described in the engine's own entry.
 Keys are the paths of the keys in `infra.config.schema`: `services.broker`, `models.context`. A test compares the two.
 """
 
-# The text before each table.
+# The introduction of each table in docs/reference/configuration.md.
 TABLES = {
     "services": "Where the broker and the store are. Without them everything runs in one process.\n"
     "[Several hosts](../how-to/clusters.md#several-addresses) of either are separated by commas, the best first.",

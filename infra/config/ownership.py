@@ -18,5 +18,5 @@ def why_not_ours(path: Path) -> str:
     if is_foreign(path):
         return f"{path} belongs to another user"
     if path.stat().st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        return f"others than you may write to {path}; if what is in it is yours: chmod go-w {path}"
+        return f"other users can write to {path}; if its content is yours, run: chmod go-w {path}"
     return ""

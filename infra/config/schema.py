@@ -30,7 +30,7 @@ SAMPLING = ("max_tokens", "temperature", "top_p")
 
 Points = tuple[tuple[float, float], ...]
 
-# Characters that would begin a new line in a unit file, or break it in another way.
+# Characters that could add a line to a unit file, or make the file invalid.
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 
 
@@ -65,7 +65,7 @@ class TextCheck:
         try:
             self.check("", value)
         except InvalidMessage as error:
-            raise ValueError(error) from None  # ValueError is the only error that pydantic collects
+            raise ValueError(error) from None  # pydantic collects ValueErrors, but not InvalidMessage
         return value
 
 
@@ -130,7 +130,7 @@ def _line(name: str, value: str) -> None:
 def _place(name: str, value: str) -> None:
     """Check a file, or the place of weights. It must be one line without a password, since it is shown and logged."""
     if urls.may_hold_password(value) and not value.startswith(("ollama:", "llama-server:")):
-        raise InvalidMessage(f"{name} must not hold a password, because Kvasir shows and logs {name}")
+        raise InvalidMessage(f"{name} must not contain a password, because Kvasir shows and logs {name}")
     _line(name, value)
     checks.readable(name, value)
 
@@ -178,9 +178,9 @@ class ServiceTable:
     store: StoreUrl = ""
     broker_password_file: Place = ""
     store_password_file: Place = ""
-    broker_ca_file: Place = ""  # PEM file of the CA that signed the broker's certificate; "": the system's CAs
+    broker_ca_file: Place = ""  # PEM file of the CA that signed the broker's certificate; if empty, the system's CAs
     store_ca_file: Place = ""
-    broker_nodes: Slots = 1  # number of nodes of RabbitMQ's cluster
+    broker_nodes: Slots = 1  # number of nodes in the RabbitMQ cluster
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,12 +190,12 @@ class Grading:
     code_model: ModelOrNone = ""
     feedback_model: ModelOrNone = ""
     notice: Annotated[str, TextCheck(_text)] = (
-        ""  # a sentence at the top of every report; the demo's says that its grades are not real
+        ""  # a text at the top of every report; in the demo, it says that the grades are not real
     )
-    max_tokens: Tokens = 3000  # this and the next two defaults are the values of the grader before Kvasir
+    max_tokens: Tokens = 3000  # the program that graded before Kvasir used this default and the next two
     temperature: Temperature = 0.2
     top_p: Share = 0.9
-    max_submission_tokens: TokensOrNone = 0  # limit for a submission's part of a prompt; 0: as many as fit
+    max_submission_tokens: TokensOrNone = 0  # most tokens of a submission in a prompt; 0: as many as fit
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,36 +203,37 @@ class Costs:
     """What electricity costs, and over how much use the machines' prices are spread. The currency doesn't matter."""
 
     price_per_kwh: Amount = 0.0  # 0: unknown
-    years: Annotated[float, _number(0.1, 100)] = 4.0  # years that a machine is used
-    hours_per_week: Annotated[float, _number(0.1, 168)] = 40.0  # hours a week that a machine is used
+    years: Annotated[float, _number(0.1, 100)] = 4.0  # how many years a machine is used
+    hours_per_week: Annotated[float, _number(0.1, 168)] = 40.0  # how many hours a week a machine is used
 
 
 @dataclass(frozen=True, slots=True)
 class ModelTable:
     """A model that has queues. `weights` maps an engine to a file, a folder, or another name that it can load."""
 
-    context: TokensOrNone = 0  # tokens in a sequence; 0: as many as the model was trained for
+    context: TokensOrNone = 0  # most tokens of prompt and answer together; 0: as many as the model was trained for
     max_tokens: Tokens = 3000
     temperature: Temperature = 0.2
     top_p: Share = 0.9
-    engine: EngineOrNone = ""  # engine of the local pipeline; "": the only one with weights
+    engine: EngineOrNone = ""  # the engine if no other is requested; if empty, the only engine that has weights
     slots: Slots = 4
     prefill_slots: Slots = 8
-    # CPU threads; 0: the engine chooses
+    # number of CPU threads; 0: the engine chooses
     threads: Annotated[int, _whole(0, 1024)] = 0
     # Prompts up to this length skip prefill: the decode worker computes them.
     short_prompt_tokens: TokensOrNone = SHORT_PROMPT_TOKENS
-    # The decode worker checks the KV cache of one job in this many, by computing the prompt itself; 0: never.
+    # The decode worker checks every n-th KV cache by computing the prompt itself; 0: never.
     kv_check_every: Annotated[int, _whole(0, 1_000_000)] = KV_CHECK_EVERY
-    free_memory_gb: Amount = 0.0  # memory that a prefill must leave free; 0: not checked
-    copies: Annotated[int, _whole(1, 2)] = 1  # in one process; with 2, prefill and decode never share a batch
+    free_memory_gb: Amount = 0.0  # how much memory a prefill must leave free; 0: this is not checked
+    # Copies of the model in one process. With two copies, prefill and decode never share a batch.
+    copies: Annotated[int, _whole(1, 2)] = 1
     tokenizer: Annotated[str, TextCheck(_line)] = ""
     same_weights: tuple[Engine, ...] = ()  # these engines load the same weights, so they can exchange KV caches
-    kv_bytes_per_token: Annotated[int, _whole(0, 1 << 40)] = 0  # for planning; 0: unknown
-    kv_state_bytes: Annotated[int, _whole(0, 1 << 40)] = 0  # state of recurrent layers, for planning
-    memory_gb: Amount = 0.0  # size of its weights, for planning; 0: unknown
+    kv_bytes_per_token: Annotated[int, _whole(0, 1 << 40)] = 0  # bytes of KV cache per token, for planning; 0: unknown
+    kv_state_bytes: Annotated[int, _whole(0, 1 << 40)] = 0  # size of the recurrent layers' state, for planning
+    memory_gb: Amount = 0.0  # size of the model's weights, for planning; 0: unknown
     allow_external: bool = False  # whether prompts are allowed to go to a server outside private networks
-    api_key_file: Place = ""  # key for the server of the openai or vllm engine; "": none, or KVASIR_API_KEY
+    api_key_file: Place = ""  # API key for the server of the openai or vllm engine; KVASIR_API_KEY overrides it
     weights: Mapping[Engine, Place] = field(default_factory=dict)
 
 
@@ -243,8 +244,8 @@ class MachineRole:
     role: Annotated[str, _one_of(*ROLES)]
     model: ModelOrNone = ""
     engine: EngineOrNone = ""
-    weights: Place = ""  # path on the machine; "": the path set for the model and engine
-    slots: Slots = 0  # 0: as set for the model
+    weights: Place = ""  # path of the weights on this machine; if empty, the path in the model's table is used
+    slots: Slots = 0  # number of slots; 0: the number in the model's table is used
     memory_gb: Amount = 0.0  # memory that a store is allowed to use; 0: Kvasir sets no limit
     port: Annotated[int, _whole(1, 65535)] = 8000  # port of a gateway
 
@@ -286,17 +287,17 @@ class MachineTable:
     """A machine: how to reach it, what it can do, and what runs there. 0 means unknown."""
 
     host: Host = ""
-    user: User = ""  # "": the user who deploys
+    user: User = ""  # login name for ssh; if empty, the name of the user who deploys
     platform: Annotated[str, _one_of(*PLATFORMS)] = "linux"
-    # `kvasir deploy` puts everything here: an absolute path, or one relative to the user's home
+    # the folder for everything that `kvasir deploy` installs: an absolute path, or a path relative to the user's home
     folder: Folder = "kvasir"
-    # "": the platform's default
+    # if empty, the platform's default supervisor
     supervisor: Annotated[str, _one_of("", *SUPERVISORS)] = ""
-    # Port of the first worker's page; the other workers get the next ports.
+    # Port of the first worker's metrics page; the other workers get the next ports.
     metrics_port: Annotated[int, _whole(1, 65535)] = 9101
     broker_hosts: Hosts = ""  # the broker's hosts, best first; they replace the hosts in the broker's URL
     store_hosts: Hosts = ""
-    # When the machine's workers take jobs, such as 18:00-08:00; "": always.
+    # The hours in which the machine's workers take jobs, such as 18:00-08:00. If empty, they always take jobs.
     hours: Annotated[str, TextCheck(_hours)] = ""
     memory_gb: Amount = 0.0
     link_gbps: Annotated[float, _number(0, 1e5)] = 0.0  # speed of the link to the store's machine, Gbit/s
@@ -320,7 +321,7 @@ class File:
     machines: Mapping[Annotated[str, TextCheck(checks.identifier)], MachineTable] = field(default_factory=dict)
 
 
-# Path of a table -> its class. Names of models and machines are left out of a path.
+# Maps the path of each table to its class. The paths contain no names of models or machines.
 TABLES: Mapping[str, type] = {
     "": File,
     "services": ServiceTable,

@@ -46,14 +46,13 @@ VARIABLES: Mapping[Keys, str] = {
 # Passwords come only from the environment: the configuration file has no key for a password, and no command has an
 # option for it.
 PASSWORDS = {"broker": "KVASIR_BROKER_PASSWORD", "store": "KVASIR_STORE_PASSWORD"}
-API_KEY = "KVASIR_API_KEY"  # key for the server of the openai engine
-VLLM_PYTHON = "KVASIR_VLLM_PYTHON"  # read by the vllm engine
+API_KEY = "KVASIR_API_KEY"  # API key for the server of the openai or vllm engine
+VLLM_PYTHON = "KVASIR_VLLM_PYTHON"  # the vllm engine reads this variable
 _SHORT: Mapping[str, Keys] = {key: (table, key) for table in ("services", "grading") for key in keys_of(table)}
-# Variables that are set for other purposes: for the tests' services, and by container platforms for a service named
-# kvasir-….
+# Variables that are not settings: the tests' own, and those that container platforms set for a service named kvasir-….
 _FOREIGN = re.compile(r"KVASIR_TEST_|.*_SERVICE_(HOST|PORT)|.*_PORT(_|$)")
 _LISTS = {"same_weights": "engines", "roles": "tables such as { role = 'prefill', model = 'qwen3-coder:30b' }"}
-_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]+:")  # at least two letters
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]+:")  # the scheme of a URL, with at least two characters
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.\-]*/[A-Za-z0-9][\w.\-]*(?:\?|\Z)")  # OWNER/NAME, possibly with options
 
 
@@ -73,7 +72,7 @@ class Layer:
     tree: Mapping[str, Any]
     folder: Path
     origin: Callable[[Keys], str]
-    is_text: bool = False  # numbers are given as texts, as in environment variables
+    is_text: bool = False  # whether numbers are given as text, as in environment variables
 
 
 def merge(layers: Sequence[Layer]) -> dict[Keys, SourcedValue]:
@@ -268,7 +267,7 @@ def file_layers(config: Path | None, environ: Mapping[str, str], cwd: Path, user
     unique_paths = [path for path in paths if unique.pop(path.resolve(), None)]
     for path in unique_paths:
         if path != explicit_path and (problem := why_not_ours(path)):
-            raise ConfigError(f"{problem}; or, if you trust this file, pass --config {path}")
+            raise ConfigError(f"{problem}; if you trust this file, pass --config {path}")
     return [_file_layer(path) for path in unique_paths]
 
 
@@ -284,7 +283,7 @@ def user_data_dir(environ: Mapping[str, str]) -> Path | None:
 
 def _user_dir(environ: Mapping[str, str], variable: str, default: str) -> Path | None:
     xdg = environ.get(variable, "")
-    if Path(xdg).is_absolute():  # the XDG specification says that a relative path is ignored
+    if Path(xdg).is_absolute():  # the XDG specification says that relative paths must be ignored
         return Path(xdg) / "kvasir"
     home = environ.get("HOME")
     if not home:
@@ -307,18 +306,18 @@ def _explicit_file(config: Path | None, environ: Mapping[str, str], cwd: Path) -
 
 def _file_layer(path: Path) -> Layer:
     if not path.is_file():  # reading a pipe would block
-        raise ConfigError(f"{path}: is not a regular file")
+        raise ConfigError(f"{path} is not a regular file")
     try:
         text = path.read_text("utf-8-sig")
         tree = tomllib.loads(text)
     except OSError as error:
-        raise ConfigError(f"{path}: can't be read: {error.strerror}") from None
+        raise ConfigError(f"{path} can't be read: {error.strerror}") from None
     except UnicodeDecodeError:
-        raise ConfigError(f"{path}: is not UTF-8 text") from None
-    except (ValueError, RecursionError) as error:  # ValueError: a number with thousands of digits
-        problem = "it is nested too deep" if isinstance(error, RecursionError) else str(error)
+        raise ConfigError(f"{path} is not UTF-8 text") from None
+    except (ValueError, RecursionError) as error:  # a number with thousands of digits raises a ValueError
+        problem = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
         problem = "a name in it looks like a URL with a password" if urls.may_hold_password(problem) else problem
-        raise ConfigError(f"{path}: is not valid TOML: {problem}") from None
+        raise ConfigError(f"{path} is not valid TOML: {problem}") from None
     lines = key_lines(text)
     return Layer(tree, path.parent, lambda keys: _place(path, lines, keys))
 

@@ -144,7 +144,7 @@ class Settings:
 def models_hint(name: str, models: Mapping[str, ModelSettings]) -> str:
     """Return the end of a sentence about a model that is not configured."""
     if not models:
-        return f'no model is: add a table [models."{name}"] to kvasir.toml'
+        return f'add a table [models."{name}"] to kvasir.toml'
     all_of_them = f" (configured: {', '.join(sorted(models))})" if nearest(name, models) else ""
     return did_you_mean(name, models) + all_of_them
 

@@ -12,7 +12,7 @@ from messages.urls import STORE_SCHEMES, addresses, netloc, with_netloc
 
 BROKER_SCHEMES = ("amqp", "amqps")
 _ENCODING_RULE = "a '/', '#', '?' or '@' in a name or password must be percent-encoded"
-# A word in place of a URL: the service runs in this process. It overrides a URL from a weaker source.
+# This word in place of a URL means that the service runs in this process. It overrides a URL from a weaker source.
 LOCAL = "local"
 
 # Greedy on purpose: an unescaped '/', '@' or '#' in a password must not end the mask too early.
@@ -53,7 +53,7 @@ def _problem(url: str, schemes: Sequence[str]) -> str:
         return "it contains a space or an invisible character"
     try:
         places = [urlsplit(address) for address in addresses(url)]
-        ports = [place.port for place in places]  # raises a ValueError whose text can quote a password
+        ports = [place.port for place in places]  # this raises a ValueError whose text may contain a password
     except ValueError:
         return f"its host or port can't be read ({_ENCODING_RULE})"
     if "://" not in url:
@@ -77,7 +77,7 @@ def _problem(url: str, schemes: Sequence[str]) -> str:
 def _problem_of_path(scheme: str, path: str) -> str:
     if scheme == "unix":
         return "" if path not in ("", "/") else "it names no socket"
-    is_store = scheme in STORE_SCHEMES  # redis-py takes a path that is no number for database 0
+    is_store = scheme in STORE_SCHEMES  # redis-py uses database 0 if the path is not a number
     return "its database, after the '/', must be a number" if is_store and not re.fullmatch(r"/?[0-9]*/?", path) else ""
 
 

@@ -15,7 +15,7 @@ _PATHS = {
     "linux": "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin",
 }
 _OLDEST_PYTHON = (3, 11)
-# Finds the first of these interpreters that is new enough and can create a virtual environment.
+# This script finds the first Python that is new enough and can create a virtual environment.
 _PROBE = """
 export PATH="$PATH:/opt/homebrew/bin:/usr/local/bin"
 for p in python3.13 python3.12 python3.11 python3; do

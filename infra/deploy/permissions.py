@@ -41,13 +41,13 @@ def _names(*patterns: str) -> str:
     return f"^({'|'.join(patterns)})$"
 
 
-_OWN_CONTROL = r"control\..*"  # a worker's private queue of broadcasts
+_OWN_CONTROL = r"control\..*"  # the private queue on which a worker receives broadcasts
 _WORKER_WRITES = (r"kvasir\.(work|reply|reply\.quorum|dead|control|retry\..*)", _OWN_CONTROL)
 _WORKER_READS = (r"kvasir\.control", _OWN_CONTROL, "deaths")
 _PREFILL_QUEUES = (r"prefill\..*", r"suspects\.prefill\..*")
 _DECODE_QUEUES = (r"decode\..*", r"suspects\.decode\..*")
 
-# Decode workers also read prefill's queues: without a prefill worker they compute the prompts.
+# If no prefill worker runs, decode workers compute the prompts, so they also read prefill's queues.
 _DECODE = Permission(
     _names(_OWN_CONTROL),
     _names(*_WORKER_WRITES, r"kvasir\.stream"),
@@ -56,7 +56,7 @@ _DECODE = Permission(
 
 PERMISSIONS: Mapping[AccountRole, Permission] = MappingProxyType(
     {
-        # The operator declares the topology and handles dead letters.
+        # The operator declares exchanges and queues, and handles dead letters.
         "operator": Permission(".*", ".*", ".*"),
         "producer": Permission(
             _names(r"reply\..*", r"stream\..*"),
@@ -65,18 +65,19 @@ PERMISSIONS: Mapping[AccountRole, Permission] = MappingProxyType(
         ),
         "prefill": Permission(_names(_OWN_CONTROL), _names(*_WORKER_WRITES), _names(*_WORKER_READS, *_PREFILL_QUEUES)),
         "decode": _DECODE,
-        # a worker with both roles
+        # a worker that does both prefill and decode
         "worker": _DECODE,
-        # A monitor sees the length of queues, but no messages. On RabbitMQ 4.3 even the length needs the right to
-        # configure.
+        # A monitor sees how long queues are, but no messages. From RabbitMQ 4.3 on, it does not see the length either,
+        # because that requires the configure permission.
         "monitor": Permission(_NO_NAMES, _NO_NAMES, _NO_NAMES),
     }
 )
 
-# A user who is allowed to call one script can call any script. Redis checks each command in it against the same rules.
+# A user who is allowed to call one script can call any script. Redis checks each command in a script against the user's
+# rules.
 _LOG_IN = "-@all +@connection +@transaction -@admin -@dangerous +info +time +script|load +cluster|slots"
 _SEES = "(%R~card:* %R~cards +zrange +mget) (~reservations +evalsha +hvals) (%R~cancelled:* +exists) (%R~sketch:* +get)"
-# EVALSHA requires read and write rights for every key that it is given.
+# EVALSHA requires read and write rights for every key that is passed to the script.
 _CRASH_COUNTS = "(~takes:* +evalsha +incrby +pexpire +del)"
 _OWN_REGISTRATION = (
     "(~card:* ~cards +evalsha +set +zadd +zrange +zrem +zremrangebyscore +pexpireat +mget +del) "

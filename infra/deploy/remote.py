@@ -13,12 +13,12 @@ from typing import Any, BinaryIO
 from infra.config.settings import MachineSettings
 from messages.errors import UsageError
 
-SECRET = 0o600  # a secret's mode: only its owner can read it
+SECRET = 0o600  # the mode of a file with a secret: only the file's owner can read it
 _CONNECT_S = 10
 _COMMAND_S = 900.0
-_WEIGHTS_S = 6 * 3600.0  # time limit for reading or sending one file: 120 GB at 50 Mbit/s
+_WEIGHTS_S = 6 * 3600.0  # time limit for reading or sending one file; enough for 120 GB at 50 Mbit/s
 _NO_SSH = "there is no ssh command on this machine; install OpenSSH"
-# GNU's and macOS's programs print lines of the same form. A file that can't be read counts as missing.
+# sha256sum (Linux) and shasum (macOS) print lines in the same form. A file that can't be read counts as missing.
 _DIGESTS = "if command -v sha256sum >/dev/null; then sha256sum -- *; else shasum -a 256 -- *; fi 2>/dev/null || true"
 
 
@@ -70,8 +70,9 @@ class Remote:
         command = [*self._ssh, f"sh -c {shlex.quote(script)}"]
         pipe = subprocess.PIPE
         try:
-            # A new session, so that Ctrl-C reaches only this process. The script's stdin stays open until this process
-            # ends.
+            # ssh gets a new session, so that Ctrl-C reaches only this process.
+            #
+            # The script's stdin stays open until this process ends.
             process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True)
         except FileNotFoundError:
             raise DeployFailed(_NO_SSH) from None

@@ -23,7 +23,7 @@ from messages.errors import ConfigError
 from messages.urls import CLUSTER, addresses
 
 _GB = 1_000_000_000
-# Offsets of RabbitMQ's other ports from the AMQP port: 15672, 15692 and 25672 for 5672.
+# What to add to the AMQP port to get RabbitMQ's other ports: 15672, 15692 and 25672 if the AMQP port is 5672.
 _PAGE, _METRICS, _ERLANG = 10_000, 10_020, 20_000
 _NET_TICKTIME_S = 20  # a silent node is detected after 15 to 25 s
 _PLUGINS = "[rabbitmq_management,rabbitmq_prometheus].\n"
@@ -88,11 +88,11 @@ def _broker_unit(settings: Settings) -> Unit:
     (host, *_), port = _addresses(settings.services.broker, "broker", 5672)
     folder = "{folder}/services"
     variables = {
-        "HOME": folder,  # the folder of Erlang's cookie
+        "HOME": folder,  # Erlang keeps its cookie file in this folder
         "RABBITMQ_NODENAME": f"kvasir-{port}@localhost",
         "RABBITMQ_DIST_PORT": str(_offset_port(port, _ERLANG)),
-        # Erlang's own listeners have no users, and run any code for a client that has the cookie. A single node needs
-        # none of them from outside.
+        # Erlang's own listeners don't check users: they run any code for a client that has the cookie. If there is only
+        # one node, no other machine needs these listeners.
         "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": "-kernel inet_dist_use_interface {127,0,0,1}",
         "ERL_EPMD_ADDRESS": LOOPBACK,
         "RABBITMQ_CONFIG_FILE": f"{folder}/rabbitmq.conf",
@@ -100,7 +100,7 @@ def _broker_unit(settings: Settings) -> Unit:
         "RABBITMQ_MNESIA_BASE": f"{folder}/rabbitmq",
         "RABBITMQ_LOG_BASE": "{folder}/log",
     }
-    # The wrapper in Debian's PATH refuses to run as an ordinary user. The program itself does not.
+    # The wrapper script in Debian's PATH refuses to run as an ordinary user, so the program itself is started.
     start = "[ -x /usr/lib/rabbitmq/bin/rabbitmq-server ] && exec /usr/lib/rabbitmq/bin/rabbitmq-server"
     words = ("/bin/sh", "-c", f"{start}; exec rabbitmq-server")
     return Unit("kvasir-broker", "RabbitMQ", words, port, host, tuple(variables.items()))
@@ -146,7 +146,8 @@ def _rabbitmq_conf(hosts: Sequence[str], port: int, place: Place) -> str:
         [
             *lines,
             "loopback_users = none",
-            # These two lines matter only in a cluster: a node that can't see the majority notices that soon, and stops.
+            # The next two lines matter only in a cluster: a node that loses contact with most other nodes soon notices
+            # that, and stops.
             "cluster_partition_handling = pause_minority",
             f"net_ticktime = {_NET_TICKTIME_S}",
             f"load_definitions = {place.folder}/services/definitions.json",
@@ -166,8 +167,9 @@ def _rabbitmq_hash(password: str) -> str:
 
 
 def _redis_conf(hosts: Sequence[str], port: int, limit: int, place: Place) -> str:
-    # No persistence, since this is a cache and jobs are kept in RabbitMQ. noeviction, since Kvasir decides what is
-    # evicted.
+    # Redis writes nothing to disk, because it is only a cache: RabbitMQ keeps the jobs.
+    #
+    # The policy is noeviction, because Kvasir decides which keys are evicted.
     return "\n".join(
         [
             f"bind {' '.join(dict.fromkeys([*hosts, LOOPBACK]))}",

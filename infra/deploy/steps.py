@@ -45,8 +45,8 @@ def install(place: Place, python: str, release: str, requirements: Sequence[str]
     """Return the step that installs a release beside the one in use, from the wheelhouse only, unless it is there."""
     final = shlex.quote(f"{place.folder}/releases/{release}")
     arguments = " ".join(shlex.quote(_wheel_on_machine(place, requirement)) for requirement in requirements)
-    # The release is made in its final place, because a virtual environment can't be moved. It counts as complete once
-    # it is marked.
+    # The release is installed in its final place, because a virtual environment can't be moved. When the installation
+    # is complete, the file `complete` marks it.
     script = (
         f"[ -e {final}/complete ] || {{ rm -rf {final}; {shlex.quote(python)} -m venv {final}; "
         f"{final}/bin/python -m pip install --quiet --disable-pip-version-check --no-index "

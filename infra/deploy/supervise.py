@@ -130,7 +130,7 @@ class SupervisedCommand:
         except OSError as error:
             os.write(2, f"supervise: {error}\n".encode())
             return None
-        if self._leaving:  # the order to stop came while no child was running
+        if self._leaving:  # SIGTERM came while no child was running
             self._child.terminate()
         return self._child.wait()
 

@@ -17,17 +17,20 @@ from infra.config.schema import CONTROL, WORKER_ROLES, Supervisor
 from infra.config.settings import MachineRole, MachineSettings
 from messages.errors import ConfigError
 
-UnitRole = Literal["prefill", "decode", "worker", "producer"]  # a unit logs in as this role's user
+UnitRole = Literal["prefill", "decode", "worker", "producer"]  # a unit logs in as the user of this role
 
 LOOPBACK = "127.0.0.1"
-GRACE_S = 600.0  # a long answer takes minutes; jobs that are not finished by then are handed back
+# A worker that is stopped has this long to finish its jobs, since a long answer takes minutes. Other jobs are handed
+# back.
+GRACE_S = 600.0
 _STOP_MARGIN_S = 30.0
 _KVASIR = ("{folder}/current/bin/kvasir", "--config", "kvasir.toml", "--log-style", "json", "--log-level", "info")
 _UNSAFE = re.compile(r"[^a-z0-9]+")
-# Left out, because GPUs would disappear, or CUDA and PyTorch would fail: PrivateDevices, DevicePolicy and DeviceAllow;
-# ProtectClock, which implies DeviceAllow (/dev/nvidia*, /dev/dri, /dev/kfd); MemoryDenyWriteExecute, since kernels are
-# compiled at run time. ProtectHome is only read-only, since weights, vLLM's environment and often Python itself are in
-# the home.
+# Some options are left out, because with them GPUs would disappear, or CUDA and PyTorch would fail: PrivateDevices,
+# DevicePolicy and DeviceAllow; ProtectClock, which implies DeviceAllow (/dev/nvidia*, /dev/dri, /dev/kfd); and
+# MemoryDenyWriteExecute, because kernels are compiled at run time.
+#
+# ProtectHome is only read-only, because the home contains weights, vLLM's environment and often Python itself.
 _SANDBOX = """\
 NoNewPrivileges=true
 CapabilityBoundingSet=
@@ -52,7 +55,7 @@ UMask=0077
 # A unit that leaks memory is ended and started again before the machine runs out of it.
 MemoryMax=90%
 """
-# Besides Kvasir's folder, units can write only to the home's .cache (models of a hub, and what vLLM compiles). These
+# Units can write only to Kvasir's folder and to ~/.cache (models from a hub, and code that vLLM compiles). These
 # variables move all other caches into Kvasir's folder.
 _CACHES = {"CUDA_CACHE_PATH": "cache/cuda", "TRITON_CACHE_DIR": "cache/triton", "VLLM_CONFIG_ROOT": "cache/vllm"}
 
@@ -70,8 +73,8 @@ class Unit:
     words: tuple[str, ...]
     port: int
     host: str = LOOPBACK
-    environment: tuple[tuple[str, str], ...] = ()  # added to the machine's environment
-    role: UnitRole | None = None  # None for a service, which has no page
+    environment: tuple[tuple[str, str], ...] = ()  # variables that are added to the machine's environment
+    role: UnitRole | None = None  # None for a service, which has no HTTP page
 
     def command(self, place: "Place") -> list[str]:
         """Return the command as it is run on the machine."""
@@ -155,7 +158,7 @@ def unit_file(supervisor: Supervisor, unit: Unit, place: Place) -> tuple[str, st
     for value in words:
         if CONTROL.search(value):
             raise ConfigError(
-                f"{unit.name}: a unit can't hold a line break or another control character: {value!r:.80}"
+                f"{unit.name}: a unit can't contain a line break or another control character: {value!r:.80}"
             )
     if supervisor == "systemd":
         return f"/etc/systemd/system/{unit.name}.service", _systemd(unit, place)
@@ -185,7 +188,7 @@ def control(supervisor: Supervisor, verb: Literal["start", "stop", "enable"], un
         return {
             "enable": f"sudo -n launchctl enable {target}",
             "start": f"{is_loaded} || sudo -n launchctl bootstrap system {path}",
-            # bootout returns before the process has ended.
+            # `launchctl bootout` returns before the process has ended, so the script waits for its end.
             "stop": f"! {is_loaded} || {{ sudo -n launchctl bootout {target}; while {is_loaded}; do sleep 1; done; }}",
         }[verb]
     return "true" if verb == "enable" else f"sh {path} {verb}"
@@ -214,8 +217,8 @@ def _systemd(unit: Unit, place: Place) -> str:
 
 
 def _launchd(unit: Unit, place: Place) -> str:
-    # This is a daemon, because macOS keeps an agent off the local network until the user agrees, and logs nothing about
-    # it.
+    # The unit is a launchd daemon. macOS keeps a launchd agent off the local network until the user agrees, and logs
+    # nothing about that.
     log = f"{place.folder}/log/{unit.name}.log"
     entries = {
         "Label": label(unit),
@@ -227,7 +230,7 @@ def _launchd(unit: Unit, place: Place) -> str:
         "KeepAlive": True,
         "ThrottleInterval": 5,
         "ExitTimeOut": int(GRACE_S + _STOP_MARGIN_S),
-        "ProcessType": "Interactive",  # other types get fewer cores and slower disks
+        "ProcessType": "Interactive",  # other process types get fewer CPU cores and slower disk access
         "StandardOutPath": log,
         "StandardErrorPath": log,
     }

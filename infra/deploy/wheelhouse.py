@@ -24,7 +24,7 @@ _TAGS = {
     ("macos", "arm64"): ["macosx_15_0_arm64", "macosx_14_0_arm64", "macosx_13_0_arm64", "macosx_12_0_arm64",
                          "macosx_11_0_arm64", "macosx_11_0_universal2", "macosx_10_9_universal2"],
 }  # fmt: skip
-_NO_SOURCES = shutil.ignore_patterns(".*", "tests", "docs", "examples", "build")  # left out of the wheel
+_NO_SOURCES = shutil.ignore_patterns(".*", "tests", "docs", "examples", "build")  # not in the wheel
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ def build_wheel(checkout: Path, into: Path) -> Path:
             f"{checkout} is not a checkout of Kvasir, so no wheel can be built from it: give --wheel FILE"
         )
     into.mkdir(parents=True, exist_ok=True)
-    # Building leaves files beside the sources, so a copy is used.
+    # pip writes files beside the sources when it builds the wheel, so it gets a copy of them.
     with tempfile.TemporaryDirectory(prefix="kvasir-wheel-") as folder:
         copy = shutil.copytree(checkout, Path(folder) / "kvasir", ignore=_NO_SOURCES)
         _pip("wheel", "--no-deps", "--wheel-dir", str(into), str(copy))

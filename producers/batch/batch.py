@@ -53,12 +53,13 @@ class BatchEntry:
 _ENTRY_FIELDS = {field.name for field in fields(BatchEntry)}
 _KEY = re.compile(r"\.?[A-Za-z][A-Za-z0-9_-]{0,39}:[1-9]\d?:[0-9a-f]{12}\Z")
 _SETTINGS = {"name": str, "context": int, "temperature": float, "top_p": float, "letters_per_token": float}
-# The options of `kvasir grade`. `kvasir run` keeps only `prompts` and `objects`.
+# The options of `kvasir grade`, as batch.json keeps them. Of the options of `kvasir run`, it keeps only `prompts` and
+# `objects`.
 _REQUEST = {
     **dict.fromkeys(("folder", "rubric", "solution", "template", "examples", "prompts", "title", "out"), str),
     "models": Mapping[str, str],
-    # Digests. In `inputs` they are of the folder's own copies, keyed by kind. In `submissions` they are of the original
-    # files, keyed by name.
+    # Digests of files. `inputs` maps each kind of input to the digest of its copy in this folder. `submissions` maps
+    # each submission's name to the digest of the original file.
     **dict.fromkeys(("inputs", "submissions"), Mapping[str, str]),
     "settings": {"code": _SETTINGS, "feedback": _SETTINGS},
     "only": tuple[str, ...],
@@ -66,10 +67,10 @@ _REQUEST = {
     "max_submission_tokens": int,
     "samples": int,
     "ask": str,
-    "objects": Literal["closed", "open"],  # how the lines' schemas are read; see messages.strict_schema
+    "objects": Literal["closed", "open"],  # how the schemas in prompt lines are read; see messages.strict_schema
 }
-# The keys of batch.json besides the version. A missing key is read as null, so a new key needs a type such as `int |
-# None`.
+# The keys of batch.json, except for the version, and their types. A missing key is read as null, so a new key needs a
+# type such as `int | None`.
 _SHAPE: dict[str, Any] = {
     "batch_id": str,
     "created_at": float,
@@ -90,7 +91,7 @@ class Counts:
     failed: int
     cancelled: int
     expired: int
-    unreadable: int = 0  # failed jobs whose submission could not be made into a job
+    unreadable: int = 0  # how many jobs failed because their submission could not be read
 
     @property
     def finished_jobs(self) -> int:
@@ -113,7 +114,7 @@ class Batch(AbstractContextManager["Batch"]):
         """
         self.folder = folder
         self._is_owner = is_owner
-        with suppress(OSError):  # files can appear and disappear while the batch's owner works
+        with suppress(OSError):  # the batch's owner may be creating or deleting files
             tighten(folder)
         self._lock = _lock(folder) if is_owner else -1
         try:
@@ -130,14 +131,13 @@ class Batch(AbstractContextManager["Batch"]):
         self.prompt_form: int = manifest["prompt_form"]
         self.request: dict[str, Any] = manifest["request"]
         self.entries: list[BatchEntry] = manifest["jobs"]
-        self.runs: dict[str, int] = manifest[
-            "runs"
-        ]  # job id -> its wanted run; a job whose first run is wanted has no entry
+        # Maps a job's id to the number of the run that is wanted. If a job has no entry, run 1 is wanted.
+        self.runs: dict[str, int] = manifest["runs"]
 
-        # Whether jobs that are made now would get the planned ids.
+        # Whether jobs that are made now would get the same ids as the planned jobs.
         self.may_publish: bool = self.prompt_form == form_of(self.request)
         self._submitted_lines = Lines(folder / "submitted.jsonl", self._is_owner)
-        self.confirmed_runs: dict[str, int] = {}  # job id -> its last confirmed run
+        self.confirmed_runs: dict[str, int] = {}  # job id -> the last run that the broker confirmed
         for _, (job_id, run) in self._submitted_lines.read_all(run_of):
             self.confirmed_runs[sys.intern(job_id)] = max(run, self.confirmed_runs.get(job_id, 0))
         self._passive_ids: set[str] = set()
@@ -276,8 +276,9 @@ class Batch(AbstractContextManager["Batch"]):
     def _look_at_all(self) -> None:
         counted_entries = [entry for entry in self.entries if entry.job_id not in self._passive_ids]
         self._intake = [entry.job_id for entry in counted_entries if entry.role == "intake"]
-        # How each planned job ended; None: it has not ended. `open_jobs` holds only jobs that this process waits for.
+        # How each planned job ended; None: the job has not ended.
         self.states: dict[str, State | None] = {entry.job_id: None for entry in self.entries}
+        # Contains only jobs that this process waits for.
         self.open_jobs = {entry.job_id: entry for entry in counted_entries}
         self._tally: Counter[State | None] = Counter({None: len(self.open_jobs)})
         for job_id in self.states:
@@ -402,7 +403,7 @@ def _lock(folder: Path) -> int:
         raise BatchError(f"can't use {folder} for results: {error.strerror}; name another folder with --out") from None
     if descriptor is None:
         raise BatchError(
-            f"{folder} is in use by another kvasir process; wait until that process ends, or watch its results"
+            f"{folder} is in use by another kvasir process; wait until that process ends, or run kvasir watch"
         )
     return descriptor
 
@@ -415,9 +416,9 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
             raise BatchError(f"{path} belongs to another user, so it is not read; copy the file if you trust it")
         manifest = from_json(text, _entry_or_dict)
         if not isinstance(manifest, dict):
-            raise ValueError("the file does not hold a JSON object")
+            raise ValueError("the file does not contain a JSON object")
         if manifest.get("version") != VERSION:
-            raise BatchError(f"{path} was written by another version of kvasir; upgrade this one: {UPGRADE_COMMAND}")
+            raise BatchError(f"{path} was written by another version of kvasir; to upgrade, run: {UPGRADE_COMMAND}")
         checked_manifest = parse_as(_SHAPE, dict.fromkeys(_SHAPE) | {"prompt_form": 1} | manifest, "the batch")
         _check(checked_manifest)
         return {**checked_manifest, "secret": bytes.fromhex(checked_manifest["secret"])}
@@ -468,7 +469,7 @@ def _check(manifest: Mapping[str, Any]) -> None:
 
 def _new_manifest() -> dict[str, Any]:
     return {
-        # The id leaves this machine. The folder's name is often a student's name, so the id is not made from it.
+        # The id leaves this machine, so it is not made from the folder's name, which is often a student's name.
         "batch_id": f"batch-{time.strftime('%Y%m%d')}-{secrets.token_hex(4)}",
         "created_at": time.time(),
         "secret": secrets.token_bytes(_SECRET_BYTES),

@@ -25,7 +25,7 @@ from messages.workers import WorkerStage
 from producers.batch.batch import Batch
 from producers.client import Client
 
-MAX_LETTERS = 65_535  # maximum number of letters held at once: the protocol's largest prefetch
+MAX_LETTERS = 65_535  # maximum number of dead letters read at once, since AMQP allows no larger prefetch count
 _FIRST_WAIT_S = 2.0
 _SILENCE_S = 0.5
 
@@ -35,10 +35,10 @@ class Letter:
     """A dead letter: which job it is about, and why the job died."""
 
     envelope: Envelope
-    error: str  # name of the error's class in Kvasir
-    message: str  # the error, as a sentence
-    queue: str  # the queue that the job was taken from last
-    failed_at: int  # seconds since the epoch, by the clock of the worker that wrote the letter; 0: not known
+    error: str  # class name of the error in Kvasir
+    message: str  # the error's text
+    queue: str  # the queue from which the job was last taken
+    failed_at: int  # seconds since the epoch, by the clock of the worker that gave up the job; 0: unknown
     delivery: Delivery = field(repr=False)
 
     @property
@@ -95,7 +95,7 @@ class ReplayOutcome:
     """The outcome of a replay."""
 
     jobs: list[PrefillJob]
-    refusals: list[tuple[Letter, str]]  # letters that stay in the queue, each with the reason
+    refusals: list[tuple[Letter, str]]  # dead letters that stay in the queue, and why each of them stays
 
 
 class DeadLetters(AbstractContextManager["DeadLetters"]):
@@ -191,13 +191,14 @@ class _Plan:
         self._client.check_model(job.model)
         if self._is_cancelled(job.batch_id):
             raise BatchError(
-                f"batch {job.batch_id} is cancelled, so workers would drop the job; use kvasir retry on its folder"
+                f"batch {job.batch_id} is cancelled, so workers would drop the job; "
+                "run kvasir retry on the batch's folder"
             )
         run = max(self._last_run[_key(letter)], job.run) + 1
         if self._batch:
             journal = self._batch.journal
             if (line := journal.line_of(job.job_id)) and line.state == "succeeded":
-                raise BatchError(f"the job has succeeded meanwhile, as run {line.run}; its dead letter can be dropped")
+                raise BatchError(f"run {line.run} of the job has succeeded since then; drop the job's dead letter")
             run = max(run, self._batch.runs.get(job.job_id, 1))
             run = journal.last_run(job.job_id) + 1 if journal.has(job.job_id, run) else run
         return replace(
@@ -237,7 +238,8 @@ def _letter(delivery: Delivery) -> Letter:
     envelope = open_envelope(delivery, stage, str(headers.get("kvasir-model", "")) or "unknown")
     failed_at = headers.get("kvasir-failed-at", 0)
     return Letter(
-        # How often the broker returned the letter to this queue says nothing about the job.
+        # How often the broker returned the dead letter itself to its queue says nothing about the job, so these returns
+        # are subtracted.
         replace(envelope, returns=max(0, envelope.returns - delivery.returns)),
         str(headers.get("kvasir-error", "")) or "unknown",
         str(headers.get("kvasir-error-message", "")),

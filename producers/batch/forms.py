@@ -3,11 +3,16 @@
 from collections.abc import Mapping
 from typing import Any
 
-# The form covers how names are taken out of the work, and what a job's id is made of (`job_id`). `batch.json` records
-# it. 1, or no entry: only whole names of five letters and more are taken out. 2: names in any spelling. 3: ids without
-# default values, made from parts with roles. 4: messages of a line of `kvasir run` keep their roles. 5: the answer to a
-# question names its criterion. 6: as 4, but `strict_schema` makes the schemas strict. Prompts that ask for all criteria
-# at once have the form 3.
+# `batch.json` records in which form its prompts are made. The form decides how names are removed from the work, and
+# what a job's id is made of (`job_id`):
+#
+# 1 (also if there is no entry): only whole names of five or more letters are removed.
+# 2: names in any spelling are removed.
+# 3: a job's id is made from prompt parts with roles, and without default values. Prompts that ask for all criteria at
+#    once still have this form.
+# 4: the messages in a line of `kvasir run` keep their roles.
+# 5: the answer to a question names the criterion.
+# 6: like 4, but `strict_schema` makes the schemas strict.
 PROMPT_FORM = 3
 LINE_FORM = 4
 QUESTION_FORM = 5

@@ -10,7 +10,7 @@ from messages.jobs import JobResult, Message, Part, Sampling
 from messages.strict_schema import Objects, strict_schema
 
 _ROLES = ("system", "developer", "user", "assistant", "tool")
-# Some clients send this number to leave the choice to the server. llama.cpp reads it in the same way.
+# Some clients send -1 to leave the choice to the server. llama.cpp gives -1 the same meaning.
 _LEFT_TO_SERVER = -1
 
 
@@ -42,7 +42,7 @@ def messages_of(body: Mapping[str, Any]) -> list[Message]:
         if role == "tool":
             name = message.get("tool_name") or function_by_call.get(str(message.get("tool_call_id")))
             if name is None:
-                raise InvalidMessage("messages of a tool must name an earlier tool call in tool_call_id")
+                raise InvalidMessage("messages with the role tool must name an earlier tool call in tool_call_id")
             conversation_messages.append((role, content or " ", name))
         elif content or role == "user":
             conversation_messages.append((role, content))
@@ -63,7 +63,8 @@ def _name_and_arguments(call: Any) -> tuple[str, str]:
             return name, text
     except (AttributeError, KeyError, TypeError, ValueError, RecursionError):
         pass
-    # The first word of such an error is the field that the gateway names to its client (gateway/refusal.py).
+    # The first word of such an error must be the field's name, because the gateway sends it to its client
+    # (gateway/refusal.py).
     raise InvalidMessage("tool_calls must have a function with a name, and with arguments that are a JSON object")
 
 
@@ -76,7 +77,7 @@ def _content(message: Mapping[str, Any]) -> str:
     if isinstance(content, list) and all(isinstance(part, dict) and part.get("type") == "text" for part in content):
         content = "".join(str(part.get("text", "")) for part in content)
     if not isinstance(content, str) or not (content.strip() or may_be_empty):
-        raise InvalidMessage("messages must have content that is text and not empty; images are not supported")
+        raise InvalidMessage("messages must have non-empty text as content; images are not supported")
     return content if content.strip() else ""
 
 
@@ -114,7 +115,7 @@ def _schema(response_format: Any) -> str:
 def raw_prompt(text: Any) -> tuple[Part, ...]:
     """Return a prompt that is continued as it is. Raises InvalidMessage."""
     if not isinstance(text, str) or not text:
-        raise InvalidMessage("prompt must be a single text and not empty; token ids are not supported")
+        raise InvalidMessage("prompt must be a single text that is not empty; token ids are not supported")
     return (Part("raw", text),)
 
 

@@ -61,8 +61,8 @@ class PromptLine:
     item_id: str
     job: PrefillJob | None
     problem: str = ""
-    model: str = ""  # as given in the line
-    is_raw: bool = False  # whether it is for /v1/completions
+    model: str = ""  # the model's name as the line gives it
+    is_raw: bool = False  # whether the line is for /v1/completions
 
 
 # Returns the settings of the model that a line names. Raises ConfigError.

@@ -29,7 +29,7 @@ _STEPS = 20  # the progress bar has at least this many steps
 _BACKLOG_WAIT_S = 5.0
 # After this many checks without a new result, the runner looks for lost jobs and for results that don't arrive.
 _QUIET_LOOKS = 3
-_LOOKS_BEFORE_GIVING_UP = 2  # a result can be on its way between its queue and us
+_LOOKS_BEFORE_GIVING_UP = 2  # a result may have left its queue, but not arrived here yet
 
 
 class Progress(Protocol):
@@ -72,10 +72,10 @@ class Runner:
         self._deadline = client.cluster_state.now() + deadline_s if deadline_s else 0.0
         self._reply_queue = topology.reply_queue(batch.batch_id, client.broker.is_clustered)
         self._quiet_looks = 0
-        self._lost_jobs: set[str] = set()  # jobs that the last check found nowhere
+        self._lost_jobs: set[str] = set()  # open jobs that the last check found neither in a queue nor at a worker
         self._served_models: set[str] = set()  # models that had a decode worker at the last check
 
-        # A small class is handled in small groups, so that a person who watches sees progress.
+        # The results of a small batch are recorded in small groups, so that a person who watches sees progress.
         self._at_a_time = min(_RESULTS_A_WRITE, 1 + len(batch.entries) // _STEPS)
 
     def run(self, max_wait_s: float | None = None, stop: threading.Event | None = None) -> Counts:
@@ -88,11 +88,11 @@ class Runner:
         replies = Replies(client.broker, batch.batch_id)
         try:
             self._progress.update(batch.counts())
-            if batch.confirmed_runs or replies.backlog:  # this is not the first start
+            if batch.confirmed_runs or replies.backlog:  # the batch was started before
                 self._catch_up(replies)
             self.submit()
             ends = time.monotonic() + max_wait_s if max_wait_s is not None else math.inf
-            next_look, nothing_came = 0.0, 0  # `nothing_came`: checks in a row that found no job under way
+            next_look, nothing_came = 0.0, 0  # `nothing_came`: number of checks in a row that found no job under way
             while batch.open_jobs and nothing_came < _LOOKS_BEFORE_GIVING_UP:
                 if new_replies := replies.receive(0.3, self._at_a_time):
                     self._record(new_replies)
@@ -143,7 +143,7 @@ class Runner:
         for result in (reply.result for reply in replies):
             if result.batch_id == batch.batch_id and result.job_id in batch:
                 own_results.append(result)
-            else:  # any client of the broker can publish anything here
+            else:  # any client of the broker can publish anything to this queue
                 log.warning("ignored a result of job %s: it does not belong to batch %s", result.job_id, batch.batch_id)
         new = batch.journal.record(own_results)
         for reply in replies:
@@ -158,7 +158,7 @@ class Runner:
         if results:
             self._progress.update(self._batch.counts())
 
-    # The methods below are for a batch that was run before, or that takes long.
+    # The methods below are for a batch that was run before, or that runs for a long time.
 
     def _catch_up(self, replies: Replies) -> None:
         """Journal the results that came while no process listened, so that their jobs don't count as lost."""
@@ -176,7 +176,7 @@ class Runner:
         """Return the open jobs that the broker never confirmed, or has lost since then."""
         batch = self._batch
         new_run = any(batch.runs.get(job, 1) > 1 and not batch.is_confirmed(job) for job in batch.open_jobs)
-        # With the tombstone, workers would drop the new run.
+        # Cancelling a batch leaves a tombstone. It must be removed, or else workers would drop the new run.
         if new_run and self._client.cluster_state.is_cancelled(batch.batch_id):
             self._client.reopen(batch.batch_id)
         return batch.open_jobs.keys() - self._under_way()
@@ -207,8 +207,8 @@ class Runner:
         self._find_forgotten(replies)
         jobs_of = Counter(entry.model for entry in self._batch.open_jobs.values())
         unserved_models = self._client.unserved(jobs_of)
-        # A store that comes back empty knows no worker for a second. So a model that had a worker before is reported
-        # only if the next check finds none either.
+        # After a restart, an empty store knows no workers for about a second. So a model that had a worker at the last
+        # check is reported only if the next check finds no worker either.
         for model in [model for model in unserved_models if model not in self._served_models]:
             jobs = plural(jobs_of[model], "job", "waits", "wait")
             self._progress.say(f"no decode worker serves {model}: {jobs} until one is started")

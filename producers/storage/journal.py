@@ -91,7 +91,7 @@ class Lines:
             line = file.readline()
             try:
                 return row_of(line, "", make)
-            except BatchError:  # lines are counted only for an error's text, since a journal can be large
+            except BatchError:  # lines are counted only for an error, because a journal can be large
                 file.seek(0)
                 number = file.read(start).count(b"\n") + 1
                 return row_of(line, f"{self.path}, line {number}", make, kind)
@@ -150,7 +150,7 @@ class JournalLine:
 
     run: int
     state: State
-    start: int  # where its line begins in the file
+    start: int  # the position in the file where the line begins
 
 
 L = TypeVar("L", JournalLine, JobResult)
@@ -164,7 +164,8 @@ class Standings(Generic[L]):
 
     def __init__(self) -> None:
         self._current: dict[str, L] = {}
-        self._other_runs: dict[str, set[int]] = {}  # a job's runs besides the one that counts; most jobs have none
+        # job id -> the runs that don't count; most jobs have no such runs
+        self._other_runs: dict[str, set[int]] = {}
 
     def note(self, job_id: str, line: L) -> None:
         """Note another line of a journal."""

@@ -18,9 +18,11 @@ from typing import IO, Any, BinaryIO, cast
 
 from messages.errors import BatchError
 
-# Files that Kvasir keeps in the folder of a batch or an assignment. batch.json comes last, so that `kvasir forget` can
-# be repeated. The patterns are as specific as possible, since a folder given to --out can contain a person's own
-# `rubrics`.
+# Files that Kvasir keeps in the folder of a batch or an assignment. `kvasir forget` deletes them in this order.
+# batch.json comes after all other data, so that an interrupted `kvasir forget` can be repeated.
+#
+# The patterns are as specific as possible, because a folder given to --out can also contain the user's own files, such
+# as a folder `rubrics`.
 _KEPT_PATTERNS = (
     "runs/grade/*",
     "runs/dry-run/*",
@@ -59,7 +61,7 @@ _KEPT_PATTERNS = (
     "batch.json",
     "batch.lock",
 )
-_TEMPORARY = re.compile(r"\..+\.[0-9a-f]{8}")  # left behind by a crash during write_atomically
+_TEMPORARY = re.compile(r"\..+\.[0-9a-f]{8}")  # names of files that a crash during write_atomically leaves behind
 _FILE, _FOLDER, _OTHERS_MODE = 0o600, 0o700, 0o077
 
 

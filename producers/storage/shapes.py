@@ -30,7 +30,7 @@ def from_json(data: str | bytes, hook: Callable[[dict[str, Any]], Any] | None = 
     try:
         return json.loads(data, object_hook=hook)
     except RecursionError:
-        raise ValueError("it is nested too deep") from None
+        raise ValueError("the JSON is nested too deeply") from None
 
 
 def parse_as(hint: Any, value: Any, place: str) -> Any:
@@ -55,14 +55,14 @@ def parse_as(hint: Any, value: Any, place: str) -> Any:
         words = "an object" if isinstance(hint, dict) else _WORDS.get(hint) or _WORDS.get(kind, "an object")
         raise ValueError(f"{place} must be {words}, not {_KINDS.get(type(value), 'another number')}")
     if hint is str:
-        value.encode()  # half a character (a lone surrogate) can't be shown, written or sent
+        value.encode()  # fails for half a character (a lone surrogate), which can't be shown or sent
     return value
 
 
 def _build(hint: Any, fields: Mapping[str, Any], place: str) -> Any:
     hints = hint if isinstance(hint, dict) else _hints(hint)
     if fields.get("v", 1) != 1:
-        raise NewerForm(f"{place} was written by a newer kvasir; upgrade this one: {UPGRADE_COMMAND}")
+        raise NewerForm(f"{place} was written by a newer kvasir; to upgrade, run: {UPGRADE_COMMAND}")
     parsed_fields = {
         name: parse_as(hint, fields[name], f"{place}.{name}") for name, hint in hints.items() if name in fields
     }

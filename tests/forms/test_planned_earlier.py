@@ -141,8 +141,8 @@ def test_what_was_sent_is_not_planned_anew(kvasir: Kvasir, left: str) -> None:
 def test_what_a_newer_version_wrote_is_refused_with_what_reads_it(kvasir: Kvasir) -> None:
     whole = manifest("lines")
     for change, sentence in (
-        ({"version": 2}, "another version of kvasir; upgrade this one: python -m pip install --upgrade"),
-        ({"v": 2}, "written by a newer kvasir; upgrade this one: python -m pip install --upgrade"),
+        ({"version": 2}, "another version of kvasir; to upgrade, run: python -m pip install --upgrade"),
+        ({"v": 2}, "written by a newer kvasir; to upgrade, run: python -m pip install --upgrade"),
     ):
         Path("lines/batch.json").write_text(json.dumps(whole | change), "utf-8")
         code, said = kvasir(*RUN)
@@ -158,6 +158,6 @@ def test_what_a_newer_version_wrote_is_refused_with_what_reads_it(kvasir: Kvasir
 )
 def test_a_line_of_a_newer_version_is_not_to_be_removed(tmp_path: Path, name: str, read: Callable[[Path], Any]) -> None:
     (tmp_path / name).write_text('{"v": 2}\n', "utf-8")
-    with pytest.raises(BatchError, match=f"{name}, line 1.*written by a newer kvasir; upgrade") as refused:
+    with pytest.raises(BatchError, match=f"{name}, line 1.*written by a newer kvasir; to upgrade") as refused:
         read(tmp_path)
     assert "remove the line" not in str(refused.value)

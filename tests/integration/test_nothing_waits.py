@@ -116,4 +116,4 @@ def test_a_configuration_that_is_a_pipe_is_refused(
 
     assert cli.run_command(["config"]) == cli.EXIT_USAGE
 
-    assert "kvasir.toml: is not a regular file" in capsys.readouterr().err
+    assert "kvasir.toml is not a regular file" in capsys.readouterr().err

@@ -251,7 +251,7 @@ def test_a_job_that_has_succeeded_meanwhile_is_not_run_again(pipeline: Pipeline,
         done = replay(pipeline, batch=batch)
 
     assert done.jobs == []
-    assert "succeeded meanwhile, as run 2" in done.refusals[0][1]
+    assert "run 2 of the job has succeeded" in done.refusals[0][1]
 
 
 def test_a_job_that_died_succeeds_when_it_is_replayed_to_a_mended_worker(pipeline: Pipeline) -> None:
