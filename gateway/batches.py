@@ -36,11 +36,11 @@ from producers.client import Client
 log = logging.getLogger(__name__)
 
 WINDOW_S = 24 * 3600.0
-_LATE_S = 30.0  # time for workers to report expired jobs after a batch's deadline
+_LATE_S = 30.0  # after a batch's deadline, workers have this long to report its expired jobs
 _RETRY_S = 10.0
-_PROBLEMS = 20  # maximum number of problems that are shown for a file without a usable line
+_PROBLEMS = 20  # if a file has no usable line, at most this many of its problems are shown
 _TURN_S = 0.005  # after reading lines for this long, the reader turns to the next batch
-_reader = ThreadPoolExecutor(1, "lines")  # one thread: with more, the event loop waits too long for the GIL
+_reader = ThreadPoolExecutor(1, "lines")  # one thread: more threads would make the event loop wait too long for the GIL
 
 Status = Literal["validating", "failed", "in_progress", "finalizing", "completed", "expired", "cancelling", "cancelled"]
 _FINAL_STATUSES = ("failed", "completed", "expired", "cancelled")
@@ -63,7 +63,7 @@ class StoredBatch:
     metadata: Mapping[str, str]
     models: Mapping[str, Defaults]
     status: Status = "validating"
-    since: Mapping[str, int] = field(default_factory=dict)  # status -> when it began; the first status is left out
+    since: Mapping[str, int] = field(default_factory=dict)  # when each status began; the first status is left out
     total: int = 0
     completed: int = 0
     failed: int = 0
@@ -205,7 +205,7 @@ class Batches:
     def _clear(self, name: str) -> None:
         shutil.rmtree(self._folder / name, ignore_errors=True)
 
-    # Everything below runs in the batch's thread.
+    # All methods below run in the batch's thread.
 
     def _start(self, name: str) -> None:
         stop = threading.Event()

@@ -26,7 +26,7 @@ from producers.batch.prompt_lines import BadLine
 router = APIRouter(prefix="/v1", tags=["OpenAI"], responses=RESPONSES, route_class=BoundedRoute)
 
 _Text = Annotated[str, Field(max_length=512)]
-# uploads have a separate pool, so that large ones don't block other requests
+# Uploads have their own thread pool, so that large uploads don't block other requests.
 _keeper = ThreadPoolExecutor(2, "files")
 
 
@@ -35,9 +35,9 @@ def check_body(body: dict[str, Any], url: str) -> None:
     try:
         request = validated(ChatRequest if url == prompt_lines.CHAT else CompletionRequest, body)
         if request.stream:
-            raise BadLine("'stream' is not served in a batch")
+            raise BadLine("'stream' is not supported in a batch")
         if isinstance(request, ChatRequest) and request.forced_function():
-            raise BadLine("'tools' are not served in a batch: use response_format to ask for an answer in a given form")
+            raise BadLine("'tools' are not supported in a batch: use response_format to set the form of the answer")
     except ApiError as error:
         raise BadLine(str(error)) from None
 

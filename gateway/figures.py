@@ -41,7 +41,7 @@ class GatewayMetrics:
         self.tokens = Counter(
             "kvasir_gateway_tokens", "Tokens of answered jobs", ["model", "kind"], registry=self.registry
         )
-        # Every series starts at 0: Prometheus computes no rate from the first value of a series.
+        # Every series starts at 0, because Prometheus can't compute a rate from the first value of a series.
         self.requests.labels("200")
         for model in models:
             self.first_text.labels(model)

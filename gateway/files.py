@@ -29,7 +29,7 @@ from producers.storage.shapes import from_json, parse_as
 T = TypeVar("T")
 
 _PIECE_BYTES = 1 << 20
-_DESCRIPTION_BYTES = 4096  # bytes counted for each file's description; no description takes less than that
+_DESCRIPTION_BYTES = 4096  # each file's description counts as this many bytes: it uses at least that much space
 _NAME = re.compile(r"(file-|batch_)[0-9a-f]{24}[a-z-]*")
 _FILE_NAME = re.compile(rf"\.?{_NAME.pattern}\.jsonl?(\.[0-9a-f]{{8}})?")
 
@@ -57,7 +57,7 @@ def read_all(folder: Path, kind: type[T]) -> dict[str, T]:
     for path in sorted(folder.glob("*.json")):
         try:
             if not _NAME.fullmatch(path.stem):
-                raise ValueError("the gateway writes no file with this name")
+                raise ValueError("the gateway never uses this file name")
             description: T = parse_as(kind, from_json(read_ordinary(path)), "it")
         except (OSError, ValueError) as error:
             raise ConfigError(f"{path} can't be read ({error}): restore it, or move it away") from None

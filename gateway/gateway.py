@@ -30,10 +30,10 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-MAX_WAITING = 1000  # with this many jobs in its queue, a model takes no further job
+MAX_WAITING = 1000  # if this many jobs wait for a model, the gateway accepts no more for it
 STOP_S = 10.0  # when the gateway must stop, its streams have this long to end
 DEADLINE_S: Mapping[Lane, float] = {"now": 600.0, "bulk": 3600.0}
-_BEYOND_DEADLINE_S = 5.0  # after a job's deadline, time for a worker to report the expired job
+_BEYOND_DEADLINE_S = 5.0  # after a job's deadline, a worker has this long to report that the job expired
 _FRESH_S = 1.0
 _CLIENT_LEFT = "the client has left"
 
@@ -103,7 +103,7 @@ class Gateway:
             raise ApiError(
                 429, f"{queue_depth:,} jobs already wait for {model}: try again later", "model", "queue_full", RETRY_S
             )
-        # Without keys, all requests have the same tag.
+        # Without API keys, all requests have the same tag.
         return PromptRequest(model, prompt, sampling, lane, stream, key.tag if key else "anybody", DEADLINE_S[lane])
 
     async def result(self, ask: PromptRequest, request: Request) -> JobResult:
@@ -221,7 +221,7 @@ class Gateway:
         names = [name for stage in topology.WORK_STAGES for name in topology.lane_queues(stage, model, lane)]
         try:
             return self.client.broker.ready(*names)
-        except ConfigError as error:  # since RabbitMQ 4.3, a producer has no right to read a queue's length
+        except ConfigError as error:  # since RabbitMQ 4.3, a producer isn't allowed to read a queue's length
             log.info("how many jobs wait for %s is not known: %s", model, error)
             return 0
 
@@ -241,7 +241,7 @@ async def _gateway_of(request: Request) -> Gateway:
     return cast(Gateway, request.app.state.gateway)
 
 
-# A parameter of this type gets the gateway that received the request.
+# A route's parameter of this type gets the gateway that received the request.
 ThisGateway = Annotated[Gateway, Depends(_gateway_of)]
 
 

@@ -45,7 +45,7 @@ class Guard:
             return await self._app(scope, receive, send)
         send, state = self._counting(send), scope.setdefault("state", {})
         if scope["method"] == "HEAD" and not scope["path"].startswith("/api/"):
-            scope = {**scope, "method": "GET"}  # a HEAD request is answered as a GET; uvicorn leaves the body out
+            scope = {**scope, "method": "GET"}  # a HEAD request is handled like a GET request; uvicorn omits the body
         with ExitStack() as until_over:
             try:
                 key = state["key"] = self._admit(scope)
@@ -77,7 +77,7 @@ class Guard:
         except (ApiError, TimeoutError) as error:
             refusal = error if isinstance(error, ApiError) else ApiError(408, f"the body took longer than {BODY_S:g} s")
             return await refusal.response(scope["path"])(scope, receive, send)
-        if body:  # curl labels JSON as a form by default, and Ollama's own examples don't change that
+        if body:  # by default, curl sends JSON with the content type of a form, and Ollama's examples do the same
             other_headers = [pair for pair in scope["headers"] if pair[0] != b"content-type"]
             scope["headers"] = [*other_headers, (b"content-type", b"application/json")]
         await self._app(scope, _replay_body(body, receive), send)

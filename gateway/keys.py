@@ -99,7 +99,7 @@ def revoke_key(path: Path, name: str) -> Key:
     keys = read_keys(path) or []
     remaining_keys = [key for key in keys if key.name != name]
     if len(remaining_keys) == len(keys):
-        raise UsageError(f"no key is named {name!r}; there are: {', '.join(key.name for key in keys) or 'none'}")
+        raise UsageError(f"no key is named {name!r}; existing keys: {', '.join(key.name for key in keys) or 'none'}")
     _write(path, remaining_keys)
     return next(key for key in keys if key.name == name)
 
@@ -121,7 +121,7 @@ class KeyRing:
     def __init__(self, path: Path) -> None:
         """Raises ConfigError if the file exists and can't be used."""
         keys = read_keys(path)
-        # Read only once: deleting the key file must not open a running gateway to everybody.
+        # This is decided only once, at the start: deleting the key file must not open a running gateway to everybody.
         self.is_required = keys is not None
         self._path = path
         self._keys = keys or []

@@ -24,7 +24,7 @@ from producers.batch.openai_body import messages_of, sampling_of
 
 router = APIRouter(prefix="/api", tags=["Ollama"], responses=RESPONSES, route_class=BoundedRoute)
 
-LIKE = "0.33.0"  # the release of Ollama whose API this follows
+LIKE = "0.33.0"  # the release of Ollama whose API the gateway follows
 
 _LINES = "application/x-ndjson"
 _ALL_METHODS = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"]

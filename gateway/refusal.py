@@ -13,17 +13,17 @@ from messages.jobs import JobError
 RETRY_S = 10
 # Replaces FastAPI's own error description (422) in the API descriptions, because that error is never sent.
 RESPONSES: dict[int | str, dict[str, Any]] = {"4XX": {"description": "Refused: the body says why"}}
-# The request itself is wrong in these errors, so a retry does not help.
+# These errors mean that the request itself is wrong, so a retry does not help.
 _ITS_OWN_FAULT = {
     "ContextExceeded": "context_length_exceeded",
     "InvalidMessage": "invalid_value",
     "InvalidPrompt": "invalid_prompt",
     "InvalidSchema": "invalid_json_schema",
 }
-# A field's name in Kvasir's messages -> its name in the APIs.
+# Maps a field's name in Kvasir's messages to its name in the APIs.
 _PARAMS = {"answers": "n", "json_schema": "response_format"}
 _ALIKE = {"max_tokens", "temperature", "top_p", "seed", "stop", "messages", "prompt", "response_format", "tool_calls"}
-_TYPES = 8  # more than the number of types that any field has
+_TYPES = 8  # more types than any field accepts
 
 
 class ApiError(KvasirError):
@@ -98,7 +98,8 @@ def of_validation(problems: Sequence[Any], request_parts: Mapping[str, Any]) -> 
     If a field may have several types, pydantic reports a problem for each of them. The first is reported here, unless
     another goes deeper or is not about the type: then the value sent was meant to be of that type.
     """
-    # A body can have a million problems. The first field's problems come first, at most one for each type.
+    # A body can have a million problems, but only those of its first field are needed. They come first, at most one for
+    # each type that the field accepts.
     problems = problems[:_TYPES]
     paths = [_as_written(problem, request_parts) for problem in problems]
     candidates = [pair for pair in zip(problems, paths, strict=True) if pair[1][: len(paths[0])] == paths[0]]

@@ -106,7 +106,7 @@ class TimedConnection(H11Protocol):
         guests = [each for each in self.connections if isinstance(each, TimedConnection) and each.is_guest]
         if len(guests) > MAX_GUESTS:
             min(guests, key=lambda guest: guest._made_at).transport.abort()
-        # 0: `pause_writing` is called at the first byte that the client doesn't read
+        # With 0, `pause_writing` is called at the first byte that the client doesn't read.
         transport.set_write_buffer_limits(high=0)
         self._begin("headers", HEADERS_S)
 

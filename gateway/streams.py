@@ -7,7 +7,7 @@ from fastapi.responses import StreamingResponse
 
 from gateway.refusal import ApiError
 
-_OPEN_S = 10.0  # after this time the response begins, even without a first line
+_OPEN_S = 10.0  # after this time, the response begins even if no line is ready
 
 
 async def stream_response(

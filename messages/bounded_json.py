@@ -21,7 +21,7 @@ def loads(text: bytes) -> Any:
     """The same as json.loads, with a limit. Raises TooManyValues before any value is created, and ValueError or
     RecursionError where json.loads does."""
     limit = MAX_JSON_PIECES
-    # Each match takes at least one byte, so a text shorter than the limit need not be counted.
+    # Each match takes at least one byte, so a text with fewer bytes than the limit can't exceed it.
     if len(text) > limit and next(islice(_PIECE.finditer(text), limit, None), None):
         raise TooManyValues("the JSON holds too many values (lists, objects and texts)")
     return json.loads(text)

@@ -56,7 +56,7 @@ def whole(field: str, value: object, low: int, high: int) -> None:
 
 def number(field: str, value: object, low: float, high: float) -> None:
     """A finite int or float from `low` to `high`, both included."""
-    if value.__class__ is float and low <= value <= high:  # the quick way, for nearly all values
+    if value.__class__ is float and low <= value <= high:  # a shortcut for nearly all values
         return
     if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
         raise InvalidMessage(f"{field} must be a number, not {value!r:.40}")
@@ -72,7 +72,7 @@ def instance(field: str, value: object, kind: type) -> None:
 
 def tuple_of(field: str, value: object, kind: type, most: int) -> None:
     """A tuple of at most `most` values of this type."""
-    if value == ():  # the quick way, because nearly all tuples are empty
+    if value == ():  # a shortcut, because nearly all tuples are empty
         return
     if not isinstance(value, tuple) or len(value) > most or not all(isinstance(element, kind) for element in value):
         name = "text" if kind is str else kind.__name__

@@ -41,11 +41,12 @@ from messages.kv import KVLayout
 from messages.workers import Link, RateCurve, WorkerDetails, WorkerInfo
 
 VERSION = 2
-_PREVIOUS_VERSION = 1  # version 1 had a prompt of two texts, and another name for a result's KV transfer
+_PREVIOUS_VERSION = 1  # in version 1, a prompt had two texts, and a result's KV transfer had another name
 _EARLIER_NAMES = {"kv_transfer": "hand_over", "transferred_tokens": "handed_over_tokens"}
-# Maximum number of lists and maps in a message, and maximum number of entries in each. Kvasir's own messages hold one
-# map for each of 256 parts, four for each of 64 questions, and no list longer than a worker's jobs. Values that nest
-# much deeper could not even be shown in an error.
+# How many lists and maps a message may have, and how many entries each may have. Kvasir's own messages have at most one
+# map for each of 256 parts and four for each of 64 questions, and their longest list contains a worker's jobs.
+#
+# Values that nest much deeper than this limit allows could not even be quoted in an error.
 _MAX_NESTS, _MAX_LENGTH = 640, 4096
 MAX_MESSAGE_BYTES = 12 * MIB  # below RabbitMQ 4's limit of 16 MiB
 
@@ -127,7 +128,7 @@ def _downgrade(fields: dict[str, Any]) -> dict[str, Any]:
     """A message with the previous version's field names."""
     if report := fields.get("decode"):
         fields["decode"] = {_EARLIER_NAMES.get(name, name): value for name, value in report.items()}
-        # Version 1 called a KV transfer by this word. The field is sent only if there was a transfer.
+        # Version 1 called every KV transfer "kv". The field is sent only if there was a transfer.
         if "hand_over" in fields["decode"]:
             fields["decode"]["hand_over"] = "kv"
     job = fields.get("job", fields)
@@ -216,7 +217,7 @@ def _readers(cls: type) -> tuple[frozenset[str], list[tuple[str, Callable[[str, 
 
 
 def _reader(name: str, hint: Any) -> Callable[[str, Any], Any] | None:
-    if isinstance(hint, types.UnionType):  # X | None is the only union in use
+    if isinstance(hint, types.UnionType):  # messages use no unions except X | None
         inner = _reader(name, next(option for option in typing.get_args(hint) if option is not types.NoneType))
         return inner and (lambda name, value: None if value is None else inner(name, value))
     if hint in _NESTED:

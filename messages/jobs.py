@@ -23,21 +23,21 @@ MIB = 1024 * KIB
 
 MAX_ERROR_BYTES = 8 * KIB
 MAX_TOKENS = 1 << 20
-# A prompt this short (1 KiB of text and a chat template) is computed faster than its KV cache is stored and fetched.
+# Up to this length (1 KiB of text and a chat template), computing a prompt is faster than storing and fetching its KV.
 SHORT_PROMPT_TOKENS = 320
-# The decoder also prefills the first job of each prefill engine, and then one job in this many, to compare the results.
+# To compare the results, the decoder also prefills the first job of each prefill engine, and then every n-th job.
 KV_CHECK_EVERY = 200
 MAX_STOP_STRINGS = 16
 MAX_ANSWERS = 32
-MAX_QUESTION_ANSWERS = 64  # maximum for all questions of a job together; each answer to a question counts
+MAX_QUESTION_ANSWERS = 64  # maximum number of answers to all questions of a job together
 MAX_SECONDS = 1e9  # upper bound of any duration in a report
 FAR_FUTURE_S = 1e11
 
 Lane = Literal["now", "bulk"]
 LANES: tuple[Lane, ...] = ("now", "bulk")
 
-# `tool` is what a function returned. `raw` has no speaker: the model continues the text as it stands, without a chat
-# template.
+# A `tool` message is what a function returned. A `raw` text has no speaker: the model continues it as it stands,
+# without a chat template.
 ChatRole = Literal["system", "user", "assistant", "tool", "raw"]
 CHAT_ROLES: tuple[ChatRole, ...] = ("system", "user", "assistant", "tool", "raw")
 
@@ -66,7 +66,7 @@ class Sampling:
     top_k: int = 0  # 0: no limit
     seed: int = 0
     stop: tuple[str, ...] = ()
-    json_schema: str = ""  # JSON text; "" leaves the answer free
+    json_schema: str = ""  # the schema as JSON text; "": the answer may have any form
     answers: int = 1  # answers to generate from one KV cache; each has its own seed: seed, seed + 1, …
 
     def __post_init__(self) -> None:
@@ -105,7 +105,7 @@ class Part:
         checks.text("prompt", self.text, MAX_PROMPT_BYTES)
         checks.one_of("scope", self.scope, SCOPES)
         if self.function != "":
-            # Templates print the name, so it must not be able to spell a control token.
+            # Chat templates print a function's name, so the name must not be able to spell a control token.
             checks.identifier("a function's name", self.function)
         if not self.text:
             raise InvalidMessage("a part of the prompt is empty")
@@ -181,14 +181,14 @@ class PrefillJob:
     model: str
     prompt: tuple[Part, ...]
     sampling: Sampling
-    run: int = 1  # retry, replay and regrade raise it by one
+    run: int = 1  # number of the run; each retry, replay or regrade adds 1
     lane: Lane = "bulk"
-    submitted_at: float = 0.0  # seconds since the epoch, store's clock; chat templates see this time
-    deadline: float = 0.0  # seconds since the epoch, store's clock; 0: none
+    submitted_at: float = 0.0  # seconds since the epoch, by the store's clock; chat templates see this time
+    deadline: float = 0.0  # seconds since the epoch, by the store's clock; 0: no deadline
     reply_to: str = ""  # queue that takes the result
     stream_to: str = ""  # queue for TokenEvents; "": nobody reads them
     tokens: tuple[int, ...] = ()
-    shared_tokens: int = 0  # how many of `tokens` the whole class shares: up to the last part of scope `class`
+    shared_tokens: int = 0  # how many of `tokens` belong to parts of scope `class`, which are the same for all students
     questions: tuple[Question, ...] = ()
     tag: str = ""  # names the conversation whose KV cache is kept for the next turn; "": none is kept
 
@@ -355,7 +355,7 @@ class StoredKV:
     num_tokens: int  # tokens covered, from the start of the prompt: `PrefillJob.kv_tokens`
     shared_tokens: int  # a multiple of the layout's block length; blocks before this position are keyed by content
     stored_bytes: int = 0
-    sketch: str = ""  # hexadecimal hash of the producer's sketch; "": it stored none
+    sketch: str = ""  # hexadecimal hash of the producer's sketch; "": the producer stored no sketch
 
     def __post_init__(self) -> None:
         checks.identifier("fingerprint", self.fingerprint)
@@ -373,7 +373,7 @@ class PrefillReport:
 
     worker_id: str = ""
     engine: str = ""
-    queue_s: float = 0.0  # seconds from submission until the prefill worker has the job
+    queue_s: float = 0.0  # seconds from submission until the prefill worker received the job
     prefill_s: float = 0.0  # in the engine
     put_s: float = 0.0  # seconds from the last computed token until the whole KV cache was stored
     computed_tokens: int = 0
@@ -441,7 +441,7 @@ class DecodeReport:
     transferred_tokens: int = 0
     evaluated_tokens: int = 0
     completion_tokens: int = 0
-    queue_s: float = 0.0  # seconds from submission until the decode worker has the job, prefill included
+    queue_s: float = 0.0  # seconds from submission until the decode worker received the job, prefill included
     get_s: float = 0.0  # seconds to fetch the KV cache from the store
     ttft_s: float = 0.0  # seconds from submission to the first token, queues included
     decode_s: float = 0.0  # in the engine
@@ -465,8 +465,8 @@ class QuestionAnswer:
     text: str = ""
     finish_reason: str = ""
     state: State = "succeeded"
-    evaluated_tokens: int = 0  # prompt tokens that the engine computed for this answer, by its own counter
-    likelihoods: tuple[float, ...] = ()  # probability shares of the first enum's values; (): not known
+    evaluated_tokens: int = 0  # prompt tokens computed for this answer, according to the engine's own counter
+    likelihoods: tuple[float, ...] = ()  # for each value of the first enum, its share of the probability; (): not known
 
     def __post_init__(self) -> None:
         if not isinstance(self.likelihoods, tuple):
@@ -497,7 +497,7 @@ class JobResult:
     finish_reason: str = ""
     more_texts: tuple[str, ...] = ()  # all answers after the first, if the job asked for several
     error: JobError | None = None
-    attempts: int = 1  # earlier attempts that ended in a transient error, plus this one
+    attempts: int = 1  # number of attempts: the earlier ones, which ended in transient errors, plus this one
     prefill: PrefillReport = field(default_factory=PrefillReport)
     decode: DecodeReport = field(default_factory=DecodeReport)
     answers: tuple[QuestionAnswer, ...] = ()
@@ -517,7 +517,7 @@ class JobResult:
         checks.whole("attempts", self.attempts, 0, 1_000_000)
         if (self.state == "failed") != (self.error is not None):
             raise InvalidMessage(
-                f"a failed result must have an error, and no other result has one; the state is {self.state!r}"
+                f"a result must have an error if its state is 'failed', and only then; its state is {self.state!r}"
             )
 
 
@@ -530,8 +530,8 @@ class TokenEvent:
 
     job_id: str
     run: int
-    delivery: str  # names one decode; changes when the job is decoded again
-    index: int  # of this piece, from 0
+    delivery: str  # id of one decoding; if the job is decoded again, its events have another id
+    index: int  # index of this piece of the answer, from 0
     text: str
     last: bool = False
 

@@ -25,7 +25,7 @@ NUMPY_TYPES: dict[str, np.dtype[Any]] = {
     "f32": np.dtype("<f4"),
 }
 
-# For each dtype: its bits as an unsigned type, a mask of all bits but the sign, and a mask of the exponent.
+# For each dtype: unsigned type of the same width, bitmask of all bits except the sign, bitmask of the exponent.
 _BITS: dict[DType, tuple[np.dtype[Any], int, int]] = {
     "f16": (np.dtype("<u2"), 0x7FFF, 0x7C00),
     "bf16": (np.dtype("<u2"), 0x7FFF, 0x7F80),
@@ -33,7 +33,7 @@ _BITS: dict[DType, tuple[np.dtype[Any], int, int]] = {
 }
 
 MAX_BLOCK_TOKENS = 32
-# Redis moves values of 1 to 4 MiB fastest, many in one pipeline. Larger values slow GETs down.
+# Redis transfers values of 1 to 4 MiB fastest, if a pipeline has many of them. Larger values make GETs slower.
 MAX_BLOCK_BYTES = 4 << 20
 
 Array = NDArray[Any]
@@ -58,8 +58,8 @@ class KVLayout:
     v_head_dim: int | None = None  # V's head size; None: the same as K's; 0: only K is kept
     recurrent_layers: tuple[int, ...] = ()
     both_layers: tuple[int, ...] = ()
-    conv_shape: tuple[int, ...] = ()  # shape of a recurrent state: channels, columns; (): not known
-    matrix_shape: tuple[int, ...] = ()  # heads, key size, value size; (): the state has no matrix
+    conv_shape: tuple[int, ...] = ()  # shape of a state's convolution part: channels, columns; (): not known
+    matrix_shape: tuple[int, ...] = ()  # shape of a state's matrix: heads, key size, value size; (): no matrix
 
     def __post_init__(self) -> None:
         checks.whole("num_layers", self.num_layers, 1, 1024)

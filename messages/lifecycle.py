@@ -26,8 +26,8 @@ class Step(StrEnum):
     SUBMITTED = "submitted"
     PREFILL_STARTED = "prefill_started"
     KV_STORED = "kv_stored"
-    PASSED_ON = "passed_on"  # decode job published and confirmed
-    STOLEN = "stolen"  # taken from its queue by a decode worker of another model
+    PASSED_ON = "passed_on"  # the decode job was published, and the broker confirmed it
+    STOLEN = "stolen"  # a decode worker of another model took the job from its queue
     DECODE_STARTED = "decode_started"
     KV_CHECKED = "kv_checked"  # the transferred KV cache was compared with the decoder's own prefill
     FIRST_TOKEN = "first_token"
@@ -37,7 +37,7 @@ class Step(StrEnum):
     RETRIED = "retried"
     KV_GONE = "kv_gone"
     REDELIVERED = "redelivered"
-    ISOLATED = "isolated"  # moved to the suspects queue
+    ISOLATED = "isolated"  # the job was moved to the suspects queue
     FAILED = "failed"
     CANCELLED = "cancelled"
     EXPIRED = "expired"

@@ -2,8 +2,8 @@
 
 import re
 
-# The characters at which str.splitlines() ends a line. httpx and Ollama's client split lines with it. JSON does not
-# escape the last three.
+# The characters at which str.splitlines() ends a line. httpx and Ollama's client split lines with this method. In JSON
+# text, the last three are not escaped.
 _BREAKS = re.compile("[\n\r\v\f\x1c-\x1e\x85\u2028\u2029]")
 
 

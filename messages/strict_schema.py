@@ -21,8 +21,8 @@ Objects = Literal["closed", "open", "verbatim"]
 
 _SCHEMAS_BY_NAME = ("properties", "patternProperties", "$defs", "definitions")
 _SCHEMAS = ("allOf", "anyOf", "oneOf", "prefixItems", "items", "additionalItems", "additionalProperties")
-# All other keywords that LLGuidance enforces (parser/src/json/schema.rs), or accepts and ignores. The remaining
-# keywords are annotations (JSON Schema core, 6.5), and are left out.
+# The other keywords that LLGuidance enforces (parser/src/json/schema.rs), or accepts and ignores. Keywords that are in
+# none of these lists are annotations (JSON Schema core, 6.5), and are removed from a schema.
 _VALUES = {
     "type", "const", "enum", "$ref", "required", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum",
     "multipleOf", "minLength", "maxLength", "pattern", "minItems", "maxItems", "minProperties", "maxProperties",
@@ -30,7 +30,7 @@ _VALUES = {
     "x-guidance",
 }  # fmt: skip
 _FORMATS = {"date-time", "date", "time", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"}
-# Keywords that no engine can enforce. Each stands with the values that require nothing. A keyword with such a value is
+# Keywords that no engine can enforce. Each has a list of values that require nothing. With such a value, the keyword is
 # allowed.
 _NOT_ENFORCED: dict[str, tuple[Any, ...]] = {
     "uniqueItems": (False,),
@@ -43,7 +43,7 @@ _NOT_ENFORCED: dict[str, tuple[Any, ...]] = {
 _JOINING = ("$ref", "allOf", "anyOf", "oneOf", "properties")
 # Look-around and back references. LLGuidance uses the syntax of Rust's `regex`, which has neither.
 _NOT_REGULAR = re.compile(r"(?<!\\)(?:\\\\)*(?:\(\?(?:[=!]|<[=!])|\\[1-9])")
-_REFERRED_TO = re.compile(r'"\$ref":\s*"#/([^/"]+)')  # the top-level keyword or name that a reference points to
+_REFERRED_TO = re.compile(r'"\$ref":\s*"#/([^/"]+)')  # the first name in the path of a $ref
 
 
 @lru_cache(64)
@@ -106,14 +106,14 @@ def _joins(node: Any) -> bool:
     return any(map(_joins, node.values()))
 
 
-# What a grammar of a schema costs, estimated from its text.
-# For each keyword: the name of the sum to which its values are added, and the limit of that sum in a schema.
+# The cost of a grammar is estimated from the schema. The values of each keyword are added to a sum, which has a name
+# and a limit here.
 _COUNTS = {
     **dict.fromkeys(("minItems", "maxItems"), ("items in its arrays", limits.MAX_ITEMS)),
     **dict.fromkeys(("minLength", "maxLength"), ("characters in its texts", limits.MAX_LENGTHS)),
     **dict.fromkeys(("minProperties", "maxProperties", "minContains", "maxContains"), ("entries", limits.MAX_LENGTHS)),
 }
-# The last three stand in `x-guidance`. LLGuidance reads them as patterns, too.
+# The last three keywords appear in `x-guidance`, and LLGuidance reads them as patterns, too.
 _PATTERNS = ("pattern", "whitespace_pattern", "item_separator", "key_separator")
 # Several of these keywords can apply to the same value at once.
 _CONDITIONS = {"pattern", "multipleOf", "allOf", "anyOf", "oneOf", "$ref"}

@@ -2,7 +2,7 @@
 
 import re
 
-CLUSTER = "+cluster"  # suffix of the scheme in a URL that names nodes of a Redis Cluster
+CLUSTER = "+cluster"  # a URL's scheme ends with this suffix if the URL names nodes of a Redis Cluster
 STORE_SCHEMES = ("redis", "rediss", "unix", f"redis{CLUSTER}", f"rediss{CLUSTER}")
 
 

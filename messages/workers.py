@@ -69,8 +69,8 @@ class RateCurve:
     parallel sequences."""
 
     model: str
-    at: tuple[float, ...]  # numbers of prompt tokens, or of parallel sequences, where the rate was measured; ascending
-    tokens_per_s: tuple[float, ...]  # the rate for a prompt of that length, or of all parallel sequences together
+    at: tuple[float, ...]  # measured at these prompt lengths (tokens), or counts of parallel sequences; ascending
+    tokens_per_s: tuple[float, ...]  # rate for each value of `at`: of one prompt, or of all parallel sequences together
 
     def __post_init__(self) -> None:
         checks.model_name("model", self.model)
@@ -96,12 +96,12 @@ class Link:
 
     peer: str  # its host
     rtt_ms: float = 0.0
-    mb_per_s: float = 0.0  # MB/s from the peer on one connection; 0: not measured, as in the next three fields
+    mb_per_s: float = 0.0  # MB/s from the peer on one connection; 0: not measured
     put_mb_per_s: float = 0.0  # MB/s to the peer on one connection; 0: not measured
-    parallel_mb_per_s: float = 0.0  # MB/s from the peer on several connections together
-    card_mb_per_s: float = 0.0  # MB/s that the fastest network card of this machine has negotiated
-    stalls_at: int = 0  # bytes of the smallest test message that did not get through; 0: all did
-    rmem_max: int = 0  # bytes; the largest receive buffer that a program on this machine can ask for
+    parallel_mb_per_s: float = 0.0  # MB/s from the peer on several connections together; 0: not measured
+    card_mb_per_s: float = 0.0  # MB/s that this machine's fastest network card has negotiated; 0: not measured
+    stalls_at: int = 0  # size in bytes of the smallest test message that did not get through; 0: all got through
+    rmem_max: int = 0  # the largest receive buffer, in bytes, that a program on this machine can request
 
     def __post_init__(self) -> None:
         checks.text("peer", self.peer, 255)
@@ -124,16 +124,16 @@ class WorkerDetails:
     clock_s: float = 0.0  # seconds by which the machine's clock is ahead of the store's
     engine_build: str = ""
     slot_file_version: str = ""  # version of the KV cache files that the worker's engine reads and writes
-    paused_because: str = ""  # why it paused itself, in a sentence; "": it is not paused
-    template: str = ""  # hash of what its chat template prints for fixed conversations
-    turns: int = 0  # how many `bulk` queues it serves in turn; 0: only the first
+    paused_because: str = ""  # a sentence that says why the worker paused itself; "": it is not paused
+    template: str = ""  # hash of the prompts that the worker's chat template makes of fixed conversations
+    turns: int = 0  # number of `bulk` queues that the worker serves in turn; 0: only the first
 
     def __post_init__(self) -> None:
         checks.tuple_of("roles", self.roles, str, 2)
         for role in self.roles:
             checks.one_of("roles", role, BOTH_ROLES)
         if len(set(self.roles)) < len(self.roles):
-            raise InvalidMessage("roles must differ")
+            raise InvalidMessage("roles must not contain the same role twice")
         for name in ("prefill_curves", "decode_curves"):
             curves = getattr(self, name)
             checks.tuple_of(name, curves, RateCurve, MAX_CURVES)
@@ -165,39 +165,39 @@ class WorkerInfo:
     """A worker's registration, which status, doctor, stealing and the producers read. Every figure is the worker's
     own."""
 
-    worker_id: str  # host.pid.random: unique for one process's life
+    worker_id: str  # host.pid.random; every process has its own
     role: WorkerStage
-    model: str  # the queue it serves
+    model: str  # the model whose queue the worker serves
     engine: str
     device: str  # "cpu", "cuda", "metal", "simulated"
-    fingerprint: str  # identifies the KV family; "" if it can't transfer KV
-    tokenizer: str  # hash of the tokenizer; producers without it estimate tokens by `chars_per_token`
+    fingerprint: str  # identifies the KV family; "": the worker can't transfer KV caches
+    tokenizer: str  # hash of the tokenizer; producers without this tokenizer estimate token counts by `chars_per_token`
     context: int  # tokens
     slots: int
     host: str
     pid: int
-    started_at: float  # seconds since the epoch, store's clock
-    chars_per_token: float = 0.0  # measured on a sample; 0: unknown
+    started_at: float  # seconds since the epoch, by the store's clock
+    chars_per_token: float = 0.0  # measured on a sample text; 0: unknown
     busy: int = 0  # slots in use
     done: int = 0  # jobs finished since start
-    tokens_per_s: float = 0.0  # moving average for its stage; 0: nothing measured yet
+    tokens_per_s: float = 0.0  # moving average of the rate in the worker's stage; 0: nothing measured yet
     transfers_kv: bool = False  # proved at start
-    off: str = ""  # why it takes no jobs now: paused, outside its hours, SELF_PAUSED, ENGINE_AWAY
+    off: str = ""  # why the worker takes no jobs now: paused, outside its hours, SELF_PAUSED or ENGINE_AWAY
     notes: str = ""  # one sentence for the operator
-    jobs: tuple[str, ...] = ()  # ids of the jobs that it holds
+    jobs: tuple[str, ...] = ()  # ids of the jobs that the worker has taken and not finished
 
-    # For decode workers only: the models in memory, the home model first, and what was measured of each. 0 means that
-    # nothing is measured yet.
+    # For decode workers only: the models in memory, with the home model first, and what was measured for each model.
+    # 0 means that nothing was measured yet.
     resident: tuple[str, ...] = ()
     resident_tokens_per_s: tuple[float, ...] = ()  # of one sequence
-    resident_answer_tokens: tuple[float, ...] = ()  # mean length of an answer
-    stolen: int = 0  # jobs that it took from other models since its start
-    not_stolen: int = 0  # checks that found jobs of other models, but stole none, because that would save no time
-    left: int = 0  # how often it left a job of its own model to a faster worker
-    layout: str = ""  # its KV cache's layout, from `layout_text`; "": no transfer, or an older worker
-    sketch: str = ""  # hexadecimal hash of its engine's sketch; "": it has none, or an older worker
+    resident_answer_tokens: tuple[float, ...] = ()  # mean length of an answer, in tokens
+    stolen: int = 0  # number of jobs of other models that the worker took since its start
+    not_stolen: int = 0  # how often the worker left jobs of other models, because taking one would save no time
+    left: int = 0  # how often the worker left a job of its own model to a faster worker
+    layout: str = ""  # layout of its KV caches, from `layout_text`; "": no KV transfer, or an older worker
+    sketch: str = ""  # hexadecimal hash of its engine's sketch; "": the engine has no sketch, or an older worker
     refuses: tuple[str, ...] = ()  # decode workers only: sketches of the engines whose KV caches it refuses
-    refuses_because: tuple[str, ...] = ()  # a sentence for each
+    refuses_because: tuple[str, ...] = ()  # the reason for each sketch in `refuses`, as a sentence
     details: WorkerDetails = NO_DETAILS  # encoded separately (`kvstore.base.encoded`)
 
     def __post_init__(self) -> None:

@@ -25,7 +25,7 @@ from messages.jobs import Part, Sampling
 _log = logging.getLogger(__name__)
 
 _SHAPE = re.compile(r"(https?://[^/?#@\s]+(?:/[^?#\s]*?)?/v\d+)/(\S+)")
-# Fields that some servers refuse and that the engine can do without.
+# Some servers refuse requests with these fields. The engine also works without them.
 _OPTIONAL = ("response_format", "stream_options", "seed", "top_k", "min_p", "repetition_penalty")
 _KEY_REFUSED = (401, 403)
 _CONTEXT_FIELDS = ("max_model_len", "context_length", "max_context_length", "context_window")
@@ -170,7 +170,7 @@ class OpenAIEngine(TextOnly[OpenAIServer]):
             "top_p": sampling.top_p,
             "top_k": sampling.top_k,
             "seed": sampling.seed % RANDOM_SEED,
-            "min_p": 0.0,  # some servers have other defaults for min_p and repetition_penalty
+            "min_p": 0.0,  # set explicitly, because servers differ in their defaults for min_p and repetition_penalty
             "repetition_penalty": 1.0,
         }
         if words := [word for word in sampling.stop if word]:
@@ -241,7 +241,7 @@ class _AnswerReader(StreamedText):
         if self._reason == "content_filter":
             raise InvalidPrompt("the server withheld its answer (content_filter)")
         if self._reason not in FINISH_REASONS:
-            raise EngineUnavailable(f"the server ended its answer early ({self._reason or 'no end'})")
+            raise EngineUnavailable(f"the server ended its answer early ({self._reason or 'no finish reason'})")
         return self._reason
 
 

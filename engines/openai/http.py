@@ -23,14 +23,14 @@ from messages.errors import ContextExceeded, EngineUnavailable, InvalidPrompt, I
 
 _log = logging.getLogger(__name__)
 
-_END_S = 0.5  # time limit for a stream to end after its last event
-_LONGEST_WAIT_S = 600.0  # in seconds; a server that asks for a longer wait counts as away
+_END_S = 0.5  # after its last event, a stream must end within this time
+_LONGEST_WAIT_S = 600.0  # if a server asks Kvasir to wait for more seconds than this, it counts as away
 _TOO_LONG = ("context length", "context size", "context_length", "maximum context", "too long", "a context of")
 _NO_SCHEMA = ("grammar", "schema", "response_format")
 _PERMANENT_STATUSES = (400, 413, 422)
-_UNAVAILABLE_STATUSES = (502, 503, 504)  # statuses of a proxy whose server is away, or of a server that is loading
+_UNAVAILABLE_STATUSES = (502, 503, 504)  # sent by a proxy whose server is away, or by a server that is still loading
 
-# Networks to which prompts are sent without permission: this machine, and private networks.
+# Prompts may be sent to these networks even without allow_external = true: this machine, and private networks.
 _INSIDE = [
     ipaddress.ip_network(network)
     for network in (
@@ -132,7 +132,7 @@ class OpenAIServer(RemoteServer):
                 if value.strip() == b"[DONE]":
                     break
                 yield self._event(value)
-            # A response that was read to its end lets the connection serve the next request.
+            # The connection can serve the next request only after this response was read to its end.
             with suppress(TimeoutError, EngineUnavailable):
                 async with asyncio.timeout(_END_S):
                     await self._read(response)
@@ -145,16 +145,16 @@ class OpenAIServer(RemoteServer):
         """The session. It belongs to the event loop on which the requests run."""
         if self._session is None:
             secure = ssl.create_default_context(cafile=certifi.where())
-            # Without a cache, each request resolves the name again, soon after `_check_place` did.
+            # Without a DNS cache, each request resolves the host name again, right after `_check_place` has done so.
             connector = aiohttp.TCPConnector(limit=0, ssl=secure, keepalive_timeout=IDLE_S, use_dns_cache=False)
             key_header = {"Authorization": f"Bearer {self._key}"} if self._key else {}
             self._session = aiohttp.ClientSession(
                 connector=connector,
                 headers={"Accept-Encoding": "identity", **key_header},
-                # Decompressed data can be a thousand times as large as the bytes that are counted.
+                # Nothing is decompressed, because data could grow a thousandfold before its size is checked.
                 auto_decompress=False,
-                # There is no read time-out, because loading and long prompts are silent for minutes. The caller's stop
-                # event ends them.
+                # There is no read timeout: a server can send nothing for minutes while it loads its model or reads a
+                # long prompt. The caller's stop event can end such a request.
                 timeout=aiohttp.ClientTimeout(total=None, connect=CONNECT_S),
                 cookie_jar=aiohttp.DummyCookieJar(),
                 # No proxy from the environment is used and no redirect is followed, so prompts go only to this address.

@@ -131,9 +131,9 @@ class SimulatedEngine:
         shape, highest = self._layout.block_shape(1), np.iinfo(bits).max
         self._pattern = np.random.default_rng(model.seed).integers(0, highest, shape, dtype=bits, endpoint=True)
         heads, dim = self._layout.kv_heads, self._layout.head_dim
-        # A token's 64 bits, as words of the dtype's width, are repeated along its row.
+        # A token's 64 bits are split into words of the dtype's width. These words repeat along the token's row.
         self._columns = (np.arange(heads * dim) % (8 // bits.itemsize)).reshape(heads, dim)
-        # Clears the sign and the exponent's top bit, so that the remaining bits are always a finite number.
+        # This bitmask clears the sign bit and the exponent's top bit. The other bits always encode a finite number.
         self._finite = bits.type(highest >> 2)
         self.info = EngineInfo(
             engine="simulated",
@@ -158,7 +158,7 @@ class SimulatedEngine:
         if messages[0].role == "raw":
             return TokenizedPrompt((_BOS, *_text_ids(messages[0].text)), 0)
         for message in messages:
-            if whole:  # so far every message belongs to the class
+            if whole:  # all messages so far are the same for the whole class of students
                 shared_tokens = len(ids) + 1 + message.common // CHARS_PER_TOKEN
             whole = whole and message.common == len(message.text)
             ids += (_MARKS[message.role], *_text_ids(message.function + message.text))
@@ -250,7 +250,7 @@ class SimulatedEngine:
 
     def _answer(self, tokens: Sequence[int], sampling: Sampling) -> tuple[str, str]:
         """Text and finish reason. A text under a schema always closes, whatever max_tokens says."""
-        source = random.Random(hash((sampling.seed, *tokens)))  # hash() of integers is the same in every process
+        source = random.Random(hash((sampling.seed, *tokens)))  # hash() of integers doesn't depend on the process
         if sampling.json_schema:
             try:
                 schema = json.loads(sampling.json_schema)
@@ -268,7 +268,7 @@ class SimulatedEngine:
         """K and V for the tokens with these chain values: the pattern, shifted by each token's 64 bits."""
         layout = self._layout
         words = np.ascontiguousarray(chain).view(self._pattern.dtype).reshape(len(chain), -1)
-        data: Array = self._pattern + words.take(self._columns, axis=1)  # C-contiguous, as blocks are
+        data: Array = self._pattern + words.take(self._columns, axis=1)  # C-contiguous, like a block's data
         data &= self._finite
         return data.view(layout.numpy_type)
 
@@ -290,7 +290,7 @@ class SimulatedEngine:
         for block in cache.blocks:
             expected = self._data(chain[block.start : block.end])
             if not np.array_equal(expected.view(bits), block.data.view(bits)):
-                raise KVTransferFailed(f"the KV block at {block.start} belongs to other tokens, or is damaged")
+                raise KVTransferFailed(f"the KV block at position {block.start} belongs to other tokens, or is damaged")
         for state in cache.states:
             if not np.array_equal(state.data, self._state(chain[: cache.num_tokens], state.layer)):
                 raise KVTransferFailed(f"the state of layer {state.layer} belongs to other tokens, or is damaged")

@@ -37,9 +37,9 @@ from messages.jobs import PrefillReport, Sampling
 from messages.kv import KVCache, KVLayout, Record
 
 _log = logging.getLogger(__name__)
-# Tokens in a chunk. A chunk is large enough to keep a GPU busy, and small enough for its blocks to leave early.
+# Tokens per chunk: enough to keep a GPU busy, but few enough that the first blocks can be sent early.
 _CHUNK_TOKENS = {"cuda": 2048, "cpu": 512}
-# Number of computed chunks whose blocks are still being copied out while the next chunk is computed.
+# While a chunk is computed, this many earlier chunks may still have blocks that have not left the device.
 _IN_FLIGHT = {"cuda": 1, "cpu": 0}
 
 
@@ -90,7 +90,7 @@ class TransformersEngine(FolderEngine):
     def close(self) -> None:
         """Calls in progress raise EngineUnavailable. Idempotent."""
         self._closed.set()
-        self._model = None  # a call in progress still holds the model until it ends
+        self._model = None  # a call in progress keeps its own reference to the model
         gc.collect()  # model and hooks refer to each other, so only the garbage collector frees them
         torch.cuda.empty_cache()
 
@@ -233,8 +233,8 @@ class TransformersEngine(FolderEngine):
         yield from under_way
 
     def _read_prompt(self, model: TorchModel, run: ModelRun, tokens: Sequence[int], check: Check) -> Scores:
-        # Chunks are cut as in prefill, so that a cold run computes exactly, bit for bit, what a transferred cache
-        # holds.
+        # The prompt is split into the same chunks as in prefill. So a run without a transferred cache computes exactly
+        # the bits that a transferred cache would contain.
         for chunk in self._split_chunks(tokens[run.length : -1]):
             model.compute(run, chunk, check)
         return model.scores(run, tokens[-1:], check)

@@ -63,7 +63,7 @@ def restore(past: DynamicCache, cache: KVCache, layout: KVLayout, device: torch.
         layer = past.layers[index]
         rows = _rows(cache, index, device).to(TORCH_TYPES[layout.dtype])
         finite.append(torch.isfinite(rows).all())
-        keys, values = rows.transpose(1, 2).unsqueeze(1)  # each (1, kv_heads, tokens, head_dim)
+        keys, values = rows.transpose(1, 2).unsqueeze(1)  # both have the shape (1, kv_heads, tokens, head_dim)
         layer.update(keys, values)
         if layer.is_sliding:
             layer.cumulative_length = cache.num_tokens
@@ -97,7 +97,7 @@ class Copies:
     """Blocks that are being copied to this machine's memory."""
 
     blocks: tuple[Block, ...]
-    copy_event: torch.cuda.Event | None  # None: the blocks have arrived
+    copy_event: torch.cuda.Event | None  # None: all blocks have been copied
 
     def wait_for_blocks(self) -> Iterator[Block]:
         """The blocks, after waiting for their copies."""
@@ -147,7 +147,7 @@ class Exporter:
     @staticmethod
     def _block(all_rows: torch.Tensor, span: tuple[int, int], begin: int) -> Block:
         rows = all_rows[:, :, span[0] - begin : span[1] - begin]
-        # PyTorch keeps released pinned memory and reuses it, so only the first blocks pay for pinning.
+        # PyTorch keeps released pinned memory and reuses it, so pinning takes time only for the first blocks.
         host = torch.empty(rows.shape, dtype=rows.dtype, pin_memory=rows.is_cuda)
         host.copy_(rows, non_blocking=True)
         return Block(span[0], as_numpy(host))

@@ -24,11 +24,11 @@ from engines.transformers.kv import TORCH_TYPES
 from messages.errors import ConfigError, EngineUnavailable, KVTransferFailed
 from messages.kv import KVLayout
 
-Check = Callable[[], None]  # raises an error when the work must end
+Check = Callable[[], None]  # raises an error if the computation must stop
 
 _DEVICES = ("cpu", "cuda")
-# Models that transformers 5.23 computes differently in two calls than in one. The logits after 100 tokens show it. A
-# jamba loses its states, and a bamba counts positions from 0 again.
+# transformers 5.23 computes these models wrongly if a sequence is split into two calls. After 100 tokens, the logits
+# differ from those of a single call: jamba loses its recurrent states, and bamba counts positions from 0 again.
 _WRONG_IN_PARTS = {"bamba", "jamba", "recurrent_gemma"}
 
 
@@ -53,7 +53,9 @@ def find_weights(weights: str) -> Weights:
         raise ConfigError(f"weights {weights!r}: dtype must be one of {', '.join(TORCH_TYPES)}, not {dtype!r}")
     device = _device(settings.get("device", ""))
     if Path(name).expanduser().is_file():
-        raise ConfigError(f"{name} is a file; the transformers engine takes a model folder, or a hub's OWNER/NAME")
+        raise ConfigError(
+            f"{name} is a file; the transformers engine takes a model folder, or OWNER/NAME of a model on a hub"
+        )
     return Weights(open_folder(name), TORCH_TYPES[dtype] if dtype else None, device)
 
 
@@ -78,7 +80,7 @@ class TorchModel:
         self._model = _load(weights)
         self.config = self._model.config.get_text_config(decoder=True)
         self.device = self._model.device
-        # The name of the cache argument of `forward`; transformers 5.24 renamed `past_key_values`.
+        # The name of `forward`'s cache argument. transformers 5.24 renamed it from `past_key_values` to `cache`.
         self._cache = "cache" if "cache" in inspect.signature(self._model.forward).parameters else "past_key_values"
         self._local = threading.local()
         self._require_cache(weights.folder)
@@ -115,7 +117,7 @@ class TorchModel:
 
         Raises KVTransferFailed, which says why they can't be transferred.
         """
-        # Checked before anything is computed, because other kinds of caches lack the attributes that are read below.
+        # This call refuses models with unsupported caches. Such caches lack the attributes that are read below.
         hf_weights.layout_of(folder, "f32")
         run = self.new_run()
         self.compute(run, range(4), lambda: None)
@@ -130,7 +132,7 @@ class TorchModel:
     def ropes(self, folder: HFFolder) -> tuple[Rope, ...]:
         """The model's RoPE as its module computes it. It must be what config.json states. Raises KVTransferFailed."""
         module = getattr(self._model.base_model, "rotary_emb", None)
-        # The module holds frequencies for all layers together, or for each kind of layer.
+        # The module has one set of frequencies for all layers, or one for each kind of layer.
         prefixes = {"": FULL} if hasattr(module, "inv_freq") else {f"{kind}_": kind for kind in (FULL, SLIDING)}
         observed_ropes = []
         for prefix in prefixes:
@@ -155,7 +157,7 @@ class TorchModel:
         try:
             for _ in range(2):
                 self.compute(run, [0], lambda: None)
-            problem = "" if run.length == run.fed_tokens else "it kept nothing there"
+            problem = "" if run.length == run.fed_tokens else "it stored nothing in the cache"
         except Exception as error:  # noqa: BLE001  each model's own
             problem = _first_line(error)
         if problem:

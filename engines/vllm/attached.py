@@ -41,11 +41,12 @@ _log = logging.getLogger(__name__)
 
 COMMAND = "kvasir engines connector FOLDER"
 _COMPLETIONS = "/v1/completions"
-_LONGEST_PAUSE_S = 5.0  # short, because a probe costs only a refused connection, and jobs wait for the server
-_GREETING = (0, 1, 2, 3)  # a prompt that says nothing
-_TOLERANCE = 0.02  # relative; the greeting's keys and values can differ by a few steps of bfloat16
+_LONGEST_PAUSE_S = 5.0  # between two probes of a server that is away; short, because jobs wait for the server
+_GREETING = (0, 1, 2, 3)  # a test prompt; its text has no meaning
+# Relative tolerance: two computations of the same keys and values can differ by a few steps of bfloat16.
+_TOLERANCE = 0.02
 
-# Set explicitly, because a server can have other defaults.
+# These settings are sent with each request, because a server can have other defaults.
 _PLAIN = {"temperature": 0, "top_p": 1, "top_k": 0, "min_p": 0, "repetition_penalty": 1, "presence_penalty": 0,
           "frequency_penalty": 0, "n": 1, "return_token_ids": True}  # fmt: skip
 
@@ -74,7 +75,7 @@ class AttachedServer(Conversation):
         self._failed_keys: set[str] = set()
         self._stops: dict[str, threading.Event] = {}
         self._up = threading.Event()
-        self._outage_reason = ""  # why the server is not up
+        self._outage_reason = ""  # why the server is away, or was last away
         self._block = 1
         self._thread = threading.Thread(target=self._watch_server, name="vllm-server", daemon=True)
         with closed_on_failure(self):
@@ -125,7 +126,7 @@ class AttachedServer(Conversation):
         try:
             for tokens in self._stream_tokens(key, request):
                 while (inbox := self._inboxes.get(key)) and inbox.qsize() >= MAX_WAITING_EVENTS:
-                    time.sleep(POLL_S)  # the reader can be slower than the server
+                    time.sleep(POLL_S)  # waits for a reader that is slower than the server
                 self._hand_on(tokens)
                 if tokens["last"]:
                     end_message = {"op": "done", "evaluated": tokens["evaluated"]}
@@ -142,7 +143,7 @@ class AttachedServer(Conversation):
             end_message["why"] = f"vLLM's answer is not understood: {error!r:.200}"
         finally:
             self._drain()
-            if key not in self._failed_keys:  # for a failed key, the connector has already sent the reason
+            if key not in self._failed_keys:  # if the request failed, the connector has already sent the reason
                 self._hand_on(end_message | {"id": key})
             self._failed_keys.discard(key)
             self._evaluated_tokens.pop(key, None)
@@ -157,7 +158,7 @@ class AttachedServer(Conversation):
         if request["logprobs"]:
             body |= {"logprobs": request["logprobs"], "return_tokens_as_token_ids": True}
         for event in self._server.stream(_COMPLETIONS, body | {"stream": True}, self._stops[key]):
-            self._drain()  # drop older messages of the connector
+            self._drain()  # handle the connector's waiting messages first
             for choice in event["choices"]:
                 yield {
                     "op": "tokens",
@@ -171,9 +172,9 @@ class AttachedServer(Conversation):
     def _body(self, key: str, tokens: Any, max_tokens: int, emit: int | None, inject: Any) -> dict[str, Any]:
         transfer = {"version": events.VERSION, "key": key, "folder": self.folder.name, "block": self._block}
         transfer |= {"emit": emit, "inject": inject, "sampling": None}
-        # No other request has this salt, so this request takes nothing from vLLM's prefix cache. Otherwise the counter
-        # of evaluated tokens would prove nothing. Because of the salt, no other request reuses values that were
-        # computed elsewhere.
+        # Requests share vLLM's prefix cache only if they have the same salt, and this salt is unique. So the counter of
+        # evaluated tokens shows what vLLM really computed. And no other request reuses values that were computed
+        # elsewhere.
         request = {"prompt": list(tokens), "max_tokens": max_tokens, "cache_salt": key}
         return _PLAIN | request | {"kv_transfer_params": {events.NAME: transfer}}
 
@@ -183,8 +184,8 @@ class AttachedServer(Conversation):
         inbox = self._inboxes[key] = SimpleQueue()
         try:
             body = self._body(key, _GREETING, 1, 0, None) | {"logprobs": TOP}
-            # One block holds the whole greeting, whatever the model's block length is. So the values always have the
-            # same layout.
+            # The whole greeting is one block, whatever the model's block length is. So the values always have the same
+            # layout.
             body["kv_transfer_params"][events.NAME]["block"] = len(_GREETING)
             answer = self._server.post(_COMPLETIONS, body, timeout_s=SILENT_S)
             self._drain()
@@ -218,7 +219,7 @@ class AttachedServer(Conversation):
         try:
             layout = layout_seen(message["shape"])
             with self.open_file(message["file"]) as file:
-                shape = layout.block_shape(len(_GREETING))  # only these bytes are read, however long the file is
+                shape = layout.block_shape(len(_GREETING))  # only this part is read, even if the file is longer
                 numbers = cast(np.fromfile(file, layout.numpy_type, int(np.prod(shape))), layout.dtype, "f32")
         except (TypeError, ValueError, OSError, InvalidMessage) as error:
             raise ConfigError(f"vLLM at {self._server.url} sends its KV cache in an unknown form: {error}") from None
@@ -265,7 +266,7 @@ class AttachedServer(Conversation):
             while True:
                 datagram = self._events.recv(events.LARGEST, socket.MSG_DONTWAIT)
                 with suppress(KeyError, TypeError, ValueError, OSError):
-                    # A message that can't be read is not from the connector.
+                    # A message that can't be read is ignored, because it is not from the connector.
                     self._handle_event(events.unpack_datagram(datagram))
 
     def _handle_event(self, message: Message) -> None:

@@ -21,7 +21,7 @@ from engines.waiting import POLL_S, check_running
 from messages.errors import EngineUnavailable, InvalidSchema, KvasirError, KVTransferFailed
 from messages.kv import KVLayout
 
-SILENT_S = 120.0  # seconds of silence after which a busy vLLM counts as hung; one step takes seconds
+SILENT_S = 120.0  # a busy vLLM that is silent for this many seconds counts as hung; one step takes a few seconds
 _KINDS: dict[str, type[KvasirError]] = {"kv": KVTransferFailed, "schema": InvalidSchema, "engine": EngineUnavailable}
 
 

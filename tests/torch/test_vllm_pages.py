@@ -101,7 +101,7 @@ def test_layers_with_a_window_have_blocks_of_their_own_and_only_those_that_it_re
 
 def test_pages_of_another_form_are_refused_with_what_is_wrong() -> None:
     caches, layers, groups = made(SideBySide())
-    with pytest.raises(UnknownPages, match="changes, repeats or drops numbers"):
+    with pytest.raises(UnknownPages, match="changes, repeats or drops values"):
         Pages(*made(Rounded()))
     with pytest.raises(UnknownPages, match="could not store a probe"):
         Pages(caches, {name: SimpleNamespace(impl=object()) for name in layers}, groups)

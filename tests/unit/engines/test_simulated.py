@@ -92,7 +92,7 @@ def test_blocks_that_changed_places_are_refused() -> None:
     first, second = prefilled(machine, tokens[:-1]).blocks
     assert machine.info.layout is not None
     swapped = KVCache(machine.info.layout, (replace(second, start=0), replace(first, start=32)))
-    with pytest.raises(KVTransferFailed, match="block at 0"):
+    with pytest.raises(KVTransferFailed, match="block at position 0"):
         machine.decode(tokens, swapped, Sampling(1))
 
 

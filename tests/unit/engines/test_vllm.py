@@ -47,7 +47,7 @@ def folder(tmp_path: Path, architecture: str = "qwen3", **changes: Any) -> Path:
     [
         ("qwen3", {"model_type": "deepseek_v3"}, "Kvasir does not know how a 'deepseek_v3' model keeps its keys"),
         ("qwen3", {"model_type": "jamba"}, "Kvasir can't transfer the recurrent state of a 'jamba' model"),
-        ("qwen3", {"architectures": None}, "states no architectures"),
+        ("qwen3", {"architectures": None}, "has no 'architectures', which vLLM needs"),
         ("qwen3", {"dtype": "float8_e4m3fn"}, "states the unsupported dtype 'float8_e4m3fn'; add ?dtype=bfloat16"),
     ],
 )
@@ -131,7 +131,7 @@ def test_a_missing_environment_is_named_with_its_command(tmp_path: Path, monkeyp
         open_engine("vllm", EngineOptions(str(folder(tmp_path))))
     # And one that has no vLLM
     monkeypatch.setenv(environment.VARIABLE, sys.executable)
-    with pytest.raises(ConfigError, match="has no vLLM: kvasir engines install vllm"):
+    with pytest.raises(ConfigError, match="has no vLLM: run kvasir engines install vllm"):
         environment.find()
     assert cli.run_command(["engines", "install", "vllm"]) == 2  # somebody named it, so it is not ours to fix
 

@@ -101,9 +101,9 @@ def test_sampling_with_a_bad_value_says_which(changes, complaint):
 
 
 def test_a_failed_result_has_an_error_and_no_other_has_one():
-    with pytest.raises(InvalidMessage, match="a failed result must have an error"):
+    with pytest.raises(InvalidMessage, match="a result must have an error if its state is 'failed'"):
         a_result(state="failed")
-    with pytest.raises(InvalidMessage, match="a failed result must have an error"):
+    with pytest.raises(InvalidMessage, match="a result must have an error if its state is 'failed'"):
         a_result(error=JobError("decode", "X", "y"))
 
 

@@ -36,7 +36,7 @@ _SHARED_MEMORY = "/dev/shm"
 _WORD = re.compile(r"[A-Za-z0-9_-]{1,100}")  # a path component that can't lead out of the folder
 _SIZES = ("model_type", "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
 _NUMPY_TYPES = {"f32": "<f4", "f16": "<f2", "bf16": "<u2"}
-_PATIENCE_S = 10.0  # how long to wait for a slow reader; a reader that is gone is noticed at once
+_PATIENCE_S = 10.0  # a slow reader has this long to receive a message; a reader that is gone is noticed at once
 
 
 @dataclass
@@ -47,9 +47,9 @@ class TransferRequest:
     folder: str
     length: int  # of its prompt
     block: int
-    emitted_until: int | None  # number of tokens whose blocks have been given out; None: no blocks are wanted
+    emitted_until: int | None  # the blocks up to this position have been sent; None: no blocks were requested
     inject: tuple[str, int] | None
-    evaluated_tokens: int = 0  # number of tokens of the prompt that vLLM has scheduled
+    evaluated_tokens: int = 0  # how many of the prompt's tokens vLLM has scheduled
     loading: bool = False
 
 
@@ -62,7 +62,7 @@ class Load:
     name: str
     tokens: int
     prefix_length: int
-    blocks: tuple[list[int], ...]  # of each group of layers
+    blocks: tuple[list[int], ...]  # one list of block ids for each group of layers
 
 
 @dataclass
@@ -130,7 +130,7 @@ class KvasirConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         computed_tokens |= dict(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
         for request_id, num_scheduled in scheduler_output.num_scheduled_tokens.items():
             transfer = self._transfer_requests.get(request_id)
-            # This is done only for the prompt, because copying the lists at each step of an answer would cost time.
+            # Only a prompt's steps need the lists of blocks. Copying them at each step of an answer would cost time.
             if transfer is not None and computed_tokens[request_id] < transfer.length:
                 blocks = scheduler_output.kv_connector_block_state.get_block_ids(request_id)
                 self._plan(
@@ -189,7 +189,7 @@ class KvasirConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         position = min(start + num_scheduled, transfer.length)
         transfer.evaluated_tokens += position - start
         self._notify(transfer, op="evaluated", tokens=transfer.evaluated_tokens, instance=self._instance)
-        # Only whole blocks are given out, but the last block of a prompt can be incomplete.
+        # A block is sent when it is complete. Only a prompt's last block can be sent incomplete.
         end = position if position == transfer.length else position // transfer.block * transfer.block
         last = position == transfer.length
         if transfer.emitted_until is not None and (end > transfer.emitted_until or last):
@@ -252,8 +252,8 @@ class KvasirConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         full = (len(pages.full_layers), 2, load.tokens, pages.heads, pages.dim)
         windows = (len(pages.window_layers), 2, rows, pages.heads, pages.dim)
         with self._folder(load) as folder, open(open_file(folder, load.name, os.O_RDONLY), "rb") as file:
-            # PyTorch accepts only writable arrays. So the file is mapped copy-on-write, although nothing is written to
-            # it.
+            # PyTorch accepts only writable arrays. So the file is memory-mapped copy-on-write, although nothing is
+            # written to it.
             data = np.memmap(file, _NUMPY_TYPES[pages.dtype], "c")
         full_data, window_data = np.split(data, [math.prod(full)])
         pages.write(pages.full_layers, load.blocks, 0, full_data.reshape(full)[:, :, : load.prefix_length])
@@ -285,7 +285,7 @@ class KvasirConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
                 for array in arrays:
                     file.write(np.ascontiguousarray(array).data)
             if not self._notify(save, **message, file=name, shape=self._known_pages().shape):
-                os.unlink(name, dir_fd=folder)  # nobody will read it
+                os.unlink(name, dir_fd=folder)  # nobody will read the file
 
     @contextmanager
     def _folder(self, transfer: TransferRequest | Load | Save) -> Iterator[int]:

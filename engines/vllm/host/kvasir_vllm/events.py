@@ -28,7 +28,7 @@ A datagram is a JSON object:
 import json
 from typing import Any
 
-VERSION = 4  # of this and of `wire`
+VERSION = 4  # version of this protocol and of the one in `wire`
 SOCKET = "events.sock"
 LARGEST = 1 << 16
 NAME = "kvasir"

@@ -26,7 +26,7 @@ from .shared_folder import bind, open_folder
 
 _PROBE = "probe"
 _PROBE_TOKENS = 4
-# vLLM 0.32 and newer have this option; in older releases, tokens arrive one by one
+# vLLM 0.32 and newer have `stream_interval`. In older releases, tokens arrive one by one.
 _INTERVALS = hasattr(SamplingParams, "stream_interval")
 
 
@@ -53,7 +53,10 @@ class Host:
     async def load(self, request: wire.Message) -> None:
         """Load the model, and learn how it keeps its KV cache. Raises RuntimeError with one sentence."""
         if request.get("version") != wire.VERSION:
-            raise RuntimeError(f"Kvasir speaks version {request.get('version')} of this protocol, not {wire.VERSION}")
+            raise RuntimeError(
+                f"Kvasir speaks version {request.get('version')} of this protocol, but the vLLM host speaks version "
+                f"{wire.VERSION}"
+            )
         connector = KVTransferConfig(
             kv_connector="KvasirConnector",
             kv_connector_module_path=f"{__package__}.connector",
@@ -63,7 +66,7 @@ class Host:
         )
         self._block = request["block"]
         arguments = AsyncEngineArgs(**request["arguments"], kv_transfer_config=connector, logits_processors=[SAMPLER])
-        require_one_rank(arguments)  # checked here too, because vLLM does not pass on the connector's reason
+        require_one_rank(arguments)  # the connector checks this, too, but vLLM does not pass on its error
         self._engine = AsyncLLM.from_engine_args(arguments)
         asyncio.get_running_loop().add_reader(self._events, self._drain)
         await self._probe()
@@ -115,9 +118,9 @@ class Host:
     async def _answer(self, key: str, request: wire.Message) -> None:
         prompt = {"prompt_token_ids": request["tokens"]}
         async for output in self._engine.generate(prompt, self._parameters(request), key):
-            self._drain()  # drop older messages of the connector
+            self._drain()  # handle the connector's waiting messages first
             if key in self._failed_keys:
-                # Without the abort, a model with several groups of layers would answer from missing values.
+                # A failed request is aborted: a model with several groups of layers would lack some keys and values.
                 await self._engine.abort(key)
                 return
             (completion,) = output.outputs
@@ -215,4 +218,4 @@ async def _run(path: Path) -> int:
 if __name__ == "__main__":
     code = asyncio.run(_run(Path(sys.argv[1])))
     sys.stdout.flush()
-    os._exit(code)  # vLLM's threads would keep the process alive
+    os._exit(code)  # a normal exit would wait for vLLM's threads, which don't end

@@ -67,7 +67,7 @@ class Pages:
             ids = torch.tensor(
                 blocks[self._groups[layer]][first : -(-end // self.tokens)], device=self._positions.device
             )
-            layer_rows.append(self._rows(self._caches[layer][ids]))  # (tokens, 2, heads, dim)
+            layer_rows.append(self._rows(self._caches[layer][ids]))  # shape: (tokens, 2, heads, dim)
         rows = torch.stack(layer_rows)[:, begin - first * self.tokens : end - first * self.tokens]
         rows = rows.transpose(1, 2).contiguous().cpu()
         array: NDArray[Any] = (rows.view(torch.uint16) if rows.dtype is torch.bfloat16 else rows).numpy()
@@ -79,7 +79,7 @@ class Pages:
         first, last = begin // self.tokens, -(-(begin + count) // self.tokens)
         offset = begin - first * self.tokens
         pages = torch.arange(last - first, device=self._positions.device)[:, None] * self._positions.numel()
-        # shape: (tokens of these pages, numbers of a token), then cut to the wanted positions
+        # one row of places for each token of these pages, cut to the wanted positions
         places = (pages + self._positions[None]).reshape((last - first) * self.tokens, -1)[offset : offset + count]
         for layer, layer_data in zip(layers, data, strict=True):
             cache = self._caches[layer]
@@ -120,7 +120,7 @@ class Pages:
         positions = torch.empty_like(number_at)
         if not torch.equal(number_at.sort().values, torch.arange(count, device=cache.device)):
             raise UnknownPages(
-                f"{type(layer.impl).__name__} changes, repeats or drops numbers of K and V when it stores them"
+                f"{type(layer.impl).__name__} changes, repeats or drops values of K and V when it stores them"
             )
         positions[number_at] = torch.arange(count, device=cache.device)
         return positions

@@ -21,10 +21,10 @@ def open_file(folder: int, name: str, flags: int) -> int:
     file."""
     descriptor = os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600, dir_fd=folder)
     try:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):  # opening a pipe could block
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):  # a pipe is refused, because it could block
             raise FileNotFoundError(f"{name} is not a file")
         owner = os.fstat(folder)
-        if flags & os.O_CREAT and owner.st_uid != os.geteuid():  # in a container, this process can be root
+        if flags & os.O_CREAT and owner.st_uid != os.geteuid():  # in a container, this process may run as root
             os.fchown(descriptor, owner.st_uid, owner.st_gid)
     except OSError:
         os.close(descriptor)

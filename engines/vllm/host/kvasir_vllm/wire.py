@@ -52,7 +52,7 @@ def length_of(head: bytes) -> int:
     """Bytes that follow these four. Raises GarbledMessage."""
     length: int = LENGTH.unpack(head)[0]
     if length > MAX_BYTES:
-        raise GarbledMessage(f"a message of {length:,} bytes")
+        raise GarbledMessage(f"the message is {length:,} bytes long; at most {MAX_BYTES:,} are allowed")
     return length
 
 
@@ -61,9 +61,9 @@ def unpack_message(body: bytes) -> Message:
     try:
         message = msgpack.unpackb(body)
     except ValueError as error:
-        raise GarbledMessage(f"no msgpack: {error}") from None
+        raise GarbledMessage(f"the message is not msgpack: {error}") from None
     if not isinstance(message, dict) or not isinstance(message.get("op"), str):
-        raise GarbledMessage("no map with an op")
+        raise GarbledMessage("the message is not a map with an 'op'")
     return message
 
 
