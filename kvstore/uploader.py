@@ -9,7 +9,7 @@ from kvstore.base import KVStore
 from kvstore.blocks import BlockRef
 from messages.kv import KVLayout, Record
 
-MAX_PENDING_BLOCKS = 16  # these blocks take at most 64 MiB; another 64 MiB can be under way
+MAX_PENDING_BLOCKS = 16  # at most 64 MiB; another 64 MiB can be on the way to the store
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from kvstore.redis.links import Links
 from messages.errors import KVTransferFailed
 from messages.kv import KVLayout, Record
 
-PIPELINE_BYTES = 16 << 20  # redis-py holds a pipeline's bytes in memory twice
+PIPELINE_BYTES = 16 << 20  # redis-py keeps two copies of a pipeline's bytes in memory
 GETS_AT_ONCE = 8
 DELETES_AT_ONCE = 256
 

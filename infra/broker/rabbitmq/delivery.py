@@ -72,7 +72,7 @@ class Holder:
         if self.is_lost:
             return False
         try:
-            self._unacked.remove(tag)  # atomic: if two threads ack the same delivery, only one gets past this
+            self._unacked.remove(tag)  # atomic: if two threads ack the same delivery, only one gets past this line
         except KeyError:
             return not self.is_lost
         self._acks.append(tag)
@@ -93,7 +93,7 @@ class Holder:
             self.raw.close()
 
     def _send_acks(self) -> None:
-        # Cleared before reading the acks, so that an ack that is appended later gets another task.
+        # Clear this flag before reading the acks. An ack that is added later then submits another task.
         self._are_acks_due = False
         tags = [self._acks.popleft() for _ in range(len(self._acks))]
         if tags and self.raw is not None and self.raw.is_open:
