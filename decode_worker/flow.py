@@ -70,7 +70,7 @@ class DecodeFlow:
         if time.monotonic() < self._tail.next_look:
             time.sleep(timeout_s)
         else:
-            # The first job must end before the worker knows that jobs are short.
+            # Until the first job has ended, the worker doesn't know whether jobs are short.
             if not self._is_pushed and self._are_short():
                 self._start_flow()
             home = self._receive_pushed(timeout_s) if self._is_pushed else self._pull()
@@ -145,7 +145,7 @@ class DecodeFlow:
         self._is_pushed = False
         return self._consumer.close()
 
-    # One job ahead
+    # Fetching one job ahead
 
     def _look_ahead(self, urgent: Callable[[], Delivery | None]) -> None:
         now = time.monotonic()

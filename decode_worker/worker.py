@@ -102,7 +102,8 @@ class DecodeWorker:
         self._jobs = steps(broker, self._settler, self.slots, self.handle, self.commit, group_help)
         self._aborting = False
         self._started_at = self._cluster_state.now()
-        # This worker does not decode the jobs that it passes on, so a separate settler settles them.
+        # A settler counts its finished jobs. Jobs that are only passed on have a separate settler, so that they don't
+        # count as decoded here.
         passing_on = Settler(broker, model_cache.models, observe)
         self._fallback = Fallback(broker, self._cluster_state, passing_on, self.worker_id, model, self.slots.count)
 

@@ -28,7 +28,7 @@ STREAM = "kvasir.stream"
 # The delivery limit is so high that no message is dropped because it came back too often.
 _QUORUM_ARGUMENTS: dict[str, str | int] = {"x-queue-type": "quorum", "x-delivery-limit": 1_000_000}
 
-DEATHS = "deaths"  # messages that the broker gave up, and whose jobs have no failed result yet
+DEATHS = "deaths"  # messages that the broker gave up on, and whose jobs have no failed result yet
 DEAD_LETTERS = "dead-letters"  # jobs that can't succeed, kept until a person handles them
 RESULTS_PARKED = "results.parked"
 RESULTS_PARKED_QUORUM = "results.parked.quorum"

@@ -439,7 +439,7 @@ class Arena:
 
 def _fresh_chunk() -> mmap.mmap:
     chunk = mmap.mmap(-1, CHUNK_BYTES, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)  # malloc would not align the memory
-    with contextlib.suppress(AttributeError, OSError):  # a system without huge pages
+    with contextlib.suppress(AttributeError, OSError):  # for systems without huge pages
         chunk.madvise(mmap.MADV_HUGEPAGE)
     return chunk
 
@@ -471,8 +471,8 @@ def _connect(target: BulkTarget, timeout_s: float, glance: bool) -> socket.socke
         link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         link.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     # SO_RCVBUF is not set, because that would turn off the kernel's own tuning, which lets the buffer grow beyond
-    # net.core.rmem_max. This limit for programs is 208 KiB on a stock Linux kernel, which at a round trip of 20 ms
-    # allows only a tenth of the rate.
+    # net.core.rmem_max. This limit is 208 KiB on a stock Linux kernel. At a round trip of 20 ms, it allows only a tenth
+    # of the possible rate.
     #
     # The kernel's time-outs are used, because Python's time-outs would make the socket non-blocking, and MSG_WAITALL
     # would then have no effect.

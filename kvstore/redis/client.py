@@ -58,8 +58,8 @@ def _open_single(url: str, timeout_s: float, links: Links | None) -> redis.Redis
         socket_connect_timeout=GLANCE_S if active_links.has_choice else CONNECT_TIMEOUT_S,
         # RESP2 is used, because with RESP3 redis-py fails on an unusual answer to HELLO.
         protocol=2,
-        # One retry, since a pooled connection can have died with its server. It is safe to send any of these commands
-        # twice.
+        # There is one retry, because the server of a pooled connection can have died. It is safe to send any of these
+        # commands twice.
         retry=Retry(ConstantBackoff(0.1), 1),
         **connection_options,
     )
@@ -134,7 +134,7 @@ def product(server: Mapping[str, Any]) -> str:
 
 def is_node(server: Mapping[str, Any]) -> bool:
     """Whether the server that gave this reply to INFO is a node of a cluster."""
-    return "cluster" in (server.get("redis_mode"), server.get("server_mode"))  # Redis's name for the mode, and Valkey's
+    return "cluster" in (server.get("redis_mode"), server.get("server_mode"))  # the field's names in Redis and Valkey
 
 
 @contextmanager

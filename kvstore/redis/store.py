@@ -117,7 +117,7 @@ class RedisKVStore(KVStore):
         if isinstance(client, redis.Redis):
             client.unlink(*keys)
             return
-        # For one command with many keys, redis-py would send one command per slot, one after the other.
+        # From one command with many keys, redis-py would make one command per slot and send them one after the other.
         with client.pipeline(transaction=False) as pipeline:
             for key in keys:
                 pipeline.unlink(key)

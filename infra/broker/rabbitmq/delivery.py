@@ -43,8 +43,8 @@ class Holder:
     def __init__(self, connection: Connection, on_acked: Callable[[], None]) -> None:
         self._connection = connection
         self._on_acked = on_acked
-        self._unacked: set[int] = set()  # any thread
-        self._acks: deque[int] = deque()  # any thread appends, and the IO thread removes
+        self._unacked: set[int] = set()  # used by any thread
+        self._acks: deque[int] = deque()  # any thread appends tags, and the IO thread removes them
         self._are_acks_due = False  # True if the IO thread already has a task that sends the acks
         self._open_tags: dict[int, None] = {}  # (IO) tags whose acks have not been sent, in order
         self.raw: pika.channel.Channel | None = None

@@ -32,11 +32,11 @@ BY_CLASS: dict[type[Exception], type[KvasirError]] = {
     pika_errors.NoFreeChannels: BrokerUnavailable,
     # pika also raises this error while a broker is starting.
     pika_errors.IncompatibleProtocolError: BrokerUnavailable,
-    # A person has to correct the URL.
+    # The broker refused the login or the virtual host, so a person has to correct the URL.
     pika_errors.AuthenticationError: ConfigError,
     pika_errors.ProbableAuthenticationError: ConfigError,
     pika_errors.ProbableAccessDeniedError: ConfigError,
-    # A channel is gone. The reply code says why; see `of_reply`.
+    # A channel was closed. The reply code says why; see `of_reply`.
     pika_errors.AMQPChannelError: BrokerUnavailable,
     pika_errors.ChannelWrongStateError: BrokerUnavailable,
     pika_errors.ChannelClosed: BrokerUnavailable,

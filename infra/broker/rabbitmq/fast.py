@@ -30,7 +30,7 @@ _DELIVER, _ACK = b"\x00\x3c\x00\x3c", b"\x00\x3c\x00\x50"
 _BASIC = 60
 _FRAME_START = 7  # number of bytes in a frame before the payload
 
-# Each flag says that a message has this property. The values of the properties follow in the order of these flags.
+# Each flag says that a message has the property of this name. The properties' values follow in the order of the flags.
 _CONTENT_TYPE, _HEADERS, _DELIVERY_MODE = 1 << 15, 1 << 13, 1 << 12
 _CORRELATION_ID, _REPLY_TO, _MESSAGE_ID, _TIMESTAMP, _TYPE = 1 << 10, 1 << 9, 1 << 7, 1 << 6, 1 << 5
 _ALWAYS = _CONTENT_TYPE | _HEADERS | _DELIVERY_MODE | _TIMESTAMP

@@ -61,7 +61,7 @@ class Publisher:
         self._channel: pika.channel.Channel | None = None  # set while the channel is in confirm mode
         self._next_tag = 1
         self._in_flight: dict[int, Outgoing] = {}  # delivery tag -> message, in the order of the tags
-        self._backlog: deque[Outgoing] = deque()  # any thread appends, and the IO thread removes
+        self._backlog: deque[Outgoing] = deque()  # any thread appends messages, and the IO thread removes them
         self._is_drain_due = False  # True if the IO thread already has a task that publishes the backlog
         self._lossy: pika.channel.Channel | None = None
         self._lossy_backlog = 0
