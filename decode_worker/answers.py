@@ -52,7 +52,7 @@ class Answers:
             )
         while self._next():
             pass
-        # The list can grow during this loop, because each helper can start another one.
+        # The list of helpers can grow during this loop, because a helper can start another helper.
         for helper in self._helpers:
             helper.join()
         if self._errors:
@@ -84,7 +84,7 @@ class Answers:
             try:
                 if number < total:
                     answers[number] = _decode(body)
-            except (InvalidMessage, NewerMessage) as error:  # it is decoded again
+            except (InvalidMessage, NewerMessage) as error:  # this answer is decoded again
                 log.info("job %s: a noted answer can't be read: %s", self._job.job_id, error)
         return answers
 

@@ -44,7 +44,7 @@ class Fallback:
         self._worker_id = worker_id
         self._model = model
         self._slots = slots
-        self._alone_since = 0.0  # monotonic time when the last prefill worker left; 0 while there is one
+        self._alone_since = 0.0  # monotonic time when the last prefill worker left; 0 while a prefill worker is present
         self._others = topology.work_queue("prefill", model, "now"), topology.suspects_queue("prefill", model)
         self._turns = Turns(broker, "prefill", model)
 

@@ -24,8 +24,8 @@ from messages.errors import BrokerUnavailable, NoQueue
 # A slot counts as nearly free if its job will end within this time, or within twice the time that fetching a KV cache
 # takes.
 _SOON_S = 0.5
-# A fetched job that gets no slot within this time is handed back, because the worker expected a free slot too early.
-# For long jobs, the limit is a quarter of a job's mean time.
+# A job that was fetched ahead is handed back if it gets no slot within this time: the worker expected a free slot too
+# early. For long jobs, the limit is a quarter of the mean job time.
 _HOLD_S = 2.0
 
 
@@ -70,7 +70,7 @@ class DecodeFlow:
         if time.monotonic() < self._tail.next_look:
             time.sleep(timeout_s)
         else:
-            # The first job must end before the worker knows that jobs are short.
+            # Until the first job has ended, the worker doesn't know whether jobs are short.
             if not self._is_pushed and self._are_short():
                 self._start_flow()
             home = self._receive_pushed(timeout_s) if self._is_pushed else self._pull()
@@ -108,7 +108,7 @@ class DecodeFlow:
     def _are_short(self) -> bool:
         return self._choice.outlook.are_short and not self._running_jobs.has_foreign(self._model)
 
-    # The worker's own model
+    # Jobs of the worker's own model
 
     def _pull(self) -> Delivery | None:
         if self._tail.should_leave(self._choice.outlook_for_long()):
@@ -120,7 +120,7 @@ class DecodeFlow:
 
     def _receive_pushed(self, timeout_s: float) -> Delivery | None:
         if self._slots.free > self._credit and not self._are_short():
-            # The consumer was opened for fewer jobs than there are free slots now.
+            # When the consumer was opened, fewer slots were free than now.
             self._hand_back(self._stop_flow(), keep_turn=True)
             return self._pull()
         delivery = self._turns.take(lambda: self._consumer.receive(0)) or self._consumer.receive(timeout_s)
@@ -145,7 +145,7 @@ class DecodeFlow:
         self._is_pushed = False
         return self._consumer.close()
 
-    # One job ahead
+    # Fetching one job ahead
 
     def _look_ahead(self, urgent: Callable[[], Delivery | None]) -> None:
         now = time.monotonic()
@@ -153,7 +153,7 @@ class DecodeFlow:
         if self._ahead:
             if now - self._ahead_since > max(_HOLD_S, decode_s / 4):
                 self._hand_back(self._drop_ahead(), keep_turn=True)
-                self._ahead_wanted = False  # until a slot has freed
+                self._ahead_wanted = False  # don't fetch ahead until a slot becomes free
             return
         soon_s = max(_SOON_S, 2 * self._throughput.fetch_s(self._model))
         if not self._ahead_wanted or self._running_jobs.next_end_s(self._throughput.expected_s) > soon_s:

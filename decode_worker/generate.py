@@ -56,12 +56,13 @@ log = logging.getLogger(__name__)
 _FAILURES = 3
 _PROBE = bytes(1 << 16)  # about the size of a small KV cache
 _PROBE_EVERY_S = 30.0
-# A prompt of up to this length is prefilled here. That is faster than sending the job back and fetching its KV cache
-# again.
+# After a failed KV transfer, a prompt of at most this many tokens is prefilled here. That is faster than sending the
+# job back to prefill and fetching its KV cache again.
 LOCAL_PREFILL_TOKENS = 256
-# The maximum mean difference between two sets of log-probabilities, in nats. Rounding causes differences up to 0.11
-# (SmolLM2 as Q4_1, float32 and bfloat16, between llama.cpp and MLX). The KV cache of another prompt causes 0.6 to 3.4.
-# The figures 0.6 and 3.4 come from tiny models with random weights, which predict no token with confidence.
+# The maximum mean difference between two sets of log-probabilities, in nats. Rounding causes differences of up to 0.11
+# (measured with SmolLM2 as Q4_1, float32 and bfloat16, between llama.cpp and MLX). The KV cache of another prompt
+# causes differences of 0.6 to 3.4 (measured with tiny models with random weights, which predict no token with
+# confidence).
 MAX_GAP = 0.5
 
 
@@ -84,7 +85,7 @@ class DecodeAttempt(Attempt[DecodeJob]):
     began: float = 0.0  # monotonic clock
     queue_s: float = 0.0  # seconds from submission until the job got a slot
     before_s: float = 0.0  # seconds from submission until the first answer began
-    is_rounded: bool = False  # whether the two engines' dtypes or weight formats differ
+    is_rounded: bool = False  # whether the prefill and decode engines differ in dtype or weight format
     result: JobResult = field(init=False)
     body: bytes = b""  # the encoded result; b"" while the job still needs its slot
 
@@ -237,10 +238,12 @@ class Generator:
         KV caches than not at all.
         """
         if self._failed_fetches or (time.monotonic() >= self._next_probe and self._cluster_state.answers):
-            name = f"probe-{self._worker_id}-{time.monotonic_ns()}"  # a value that is there already is not sent again
+            # Each probe has a new name, because a value that is already in the store is not sent again.
+            name = f"probe-{self._worker_id}-{time.monotonic_ns()}"
             self._cluster_state.put_sketch(name, _PROBE, ttl_s=60.0)
             comes_back = self._cluster_state.get_sketch(name) == _PROBE
-            # The list can be too large for the link as well. It is empty then, and this worker is not even in it.
+            # The list of registrations can also be too large for the connection. It is then empty, so even this worker
+            # is missing.
             registrations = [] if comes_back else self._cluster_state.registrations()
             is_alone = bool(registrations) and not any(
                 (other.role, other.model, other.off) == ("decode", model, "") and other.worker_id != self._worker_id
@@ -307,7 +310,7 @@ class Generator:
         engine, job = attempt.loaded_model.engine, attempt.job.job
         stream = _Stream(self._broker, job, attempt.envelope.version) if job.stream_to and is_first else None
         on_text = stream.send if stream else None
-        # `isinstance` with a protocol makes the same check, but slowly.
+        # This is faster than `isinstance` with a protocol, which makes the same check.
         if hasattr(engine, "decode_text"):
             answer = cast(DecodesText, engine).decode_text(ask.prompt, ask.sampling, on_text, attempt.stop)
         else:
@@ -473,7 +476,7 @@ class Producer:
 
     jobs_since_check: int = 0
     has_passed: bool = False
-    why_ended: str = ""  # why this worker no longer uses these KV caches; "" if it still uses them
+    why_ended: str = ""  # why this worker no longer uses the producer's KV caches; "" if it uses them
 
 
 class KVChecks:

@@ -22,12 +22,12 @@ from messages.kv import KVCache
 
 log = logging.getLogger(__name__)
 
-# The maximum number of forward passes for one value. A number can have several tokens and several spellings, and each
-# needs a pass.
+# The maximum number of forward passes for one value. A value such as 12.5 can consist of several tokens, in more than
+# one way, and each token needs a pass.
 _PASSES = 8
-# Less likely continuations are not followed.
+# Continuations with a lower log-probability are not followed.
 _NEGLIGIBLE = math.log(1e-3)
-# If the values' probabilities add up to less than this, the model expected something else at this place.
+# If the probabilities of all allowed values add up to less than this, the model expected something else.
 _MIN_TOTAL = 0.01
 _DIGITS = 4
 
@@ -47,7 +47,7 @@ def value_likelihoods(
     this. Raises Cancelled.
     """
     enum = _enum(json.loads(ask.sampling.json_schema or "{}"))
-    # `isinstance` with a protocol makes the same check, but slowly.
+    # This is faster than `isinstance` with a protocol, which makes the same check.
     if enum is None or not tokens or not hasattr(engine, "text_of"):
         return ()
     path, values = enum
@@ -81,15 +81,15 @@ class _Place:
 
 
 def _place(engine: Detokenizes, path: Sequence[str], answer: str, tokens: Sequence[int]) -> _Place | None:
-    # A quotation mark inside a text has a backslash before it. The lookbehind skips such marks.
+    # A quotation mark inside a JSON string has a backslash before it. The lookbehind skips such marks.
     names = [rf"(?<!\\){re.escape(json.dumps(name))}\s*:\s*" for name in path]
     match = re.search("(?s:.*?)".join(names), answer)
     whole = engine.text_of(tokens)
-    # Before the answer, the tokens can hold the text of a hidden channel.
+    # The tokens can begin with the text of a hidden channel, which is not part of the answer.
     if match is None or not whole.endswith(answer):
         return None
     start = len(whole) - len(answer) + match.end()
-    # Count the leading tokens whose text ends at or before the value.
+    # Count the tokens that end before the value begins.
     low = bisect_right(range(1, len(tokens) + 1), start, key=lambda count: len(engine.text_of(tokens[:count])))
     text_before = engine.text_of(tokens[:low])
     return _Place(tuple(tokens[:low]), whole[len(text_before) : start]) if whole.startswith(text_before) else None

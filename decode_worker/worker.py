@@ -102,21 +102,22 @@ class DecodeWorker:
         self._jobs = steps(broker, self._settler, self.slots, self.handle, self.commit, group_help)
         self._aborting = False
         self._started_at = self._cluster_state.now()
-        # This worker does not decode the jobs that it passes on, so a separate settler settles them.
+        # A settler counts its finished jobs. Jobs that are only passed on have a separate settler, so that they don't
+        # count as decoded here.
         passing_on = Settler(broker, model_cache.models, observe)
         self._fallback = Fallback(broker, self._cluster_state, passing_on, self.worker_id, model, self.slots.count)
 
     def handle(self, delivery: Delivery, leave_slot: Callable[[], None]) -> None:
         """Handle one delivery, from its arrival to its ack. Each step ends before the next begins."""
         ahead = self._flow.pop_fetch(delivery) if self._flow else None
-        if self._aborting or self._find_outage() or self._generator.why_cut_off():  # another worker should do it
+        if self._aborting or self._find_outage() or self._generator.why_cut_off():  # another worker should do the job
             return self._settler.hand_back_all([delivery])
         attempt = self._settler.begin(DecodeAttempt, delivery)
         attempt.ahead = ahead
         with self._settler.settling_errors(attempt), self._model_cache.job(attempt.envelope.model) as loaded_model:
             attempt.loaded_model = loaded_model
-            # `passed` checks whether the job is cancelled or expired, and how many workers died with it. `_claimed`
-            # checks whether the job has a result, or another worker decodes it.
+            # `passed` checks whether the job is cancelled or expired, and how many workers died while they ran it.
+            # `_claimed` checks whether the job has a result already, and whether another worker is decoding it.
             with self._checks.passed(attempt), self._claimed(attempt) as is_ours:
                 if is_ours:
                     failpoint("decode.claimed", attempt.envelope.job_id)
@@ -177,21 +178,21 @@ class DecodeWorker:
             yield False
         elif not self._running_jobs.start(attempt):
             yield False
-        # If the stored result can't be read, no other worker decodes the job, so this worker does.
+        # If the stored result can't be read, this worker decodes the job, because no other worker does.
         elif not (has_claim or body):
             self._running_jobs.end(attempt)
             self._settler.defer(attempt)
             yield False
         else:
-            # The worker was aborted after this delivery came and before this attempt was listed, so the abort did not
-            # reach the attempt.
+            # If the worker was aborted before this attempt was in the list of running jobs, the attempt is stopped
+            # here.
             if self._aborting:
                 attempt.stop_for("not now")
             try:
                 yield True
             finally:
-                # This comes before the job is settled, because a copy that is sent back can return here at once as
-                # another attempt.
+                # The attempt ends before the job is settled: a job that is sent back to its queue can return at once as
+                # a new attempt.
                 if not attempt.body:
                     self._running_jobs.end(attempt)
                     self._claims.release(attempt.key)
@@ -205,7 +206,8 @@ class DecodeWorker:
     def stop(self, abort: bool = False) -> None:
         """Stop after the jobs in the slots. With `abort`, hand those back too."""
         self.loop.stop()
-        self._aborting = abort or self._aborting  # comes first, because a job can begin at the same moment
+        # This is set before the running jobs are stopped, because another job can begin at this moment.
+        self._aborting = abort or self._aborting
         if abort:
             self._end_all("not now")
 
@@ -241,7 +243,7 @@ class DecodeWorker:
             if batch_id in ("", attempt.job.job.batch_id):
                 attempt.stop_for(reason)
 
-    # What the consumer loop asks
+    # Methods that the consumer loop calls
 
     def has_room(self) -> bool:
         """Return True, because a result takes next to no room."""
@@ -278,7 +280,7 @@ class DecodeWorker:
         return replace(
             engine,
             slots=self.slots.count,
-            busy=min(len(job_ids), self.slots.count),  # a job that is being settled holds no slot any more
+            busy=min(len(job_ids), self.slots.count),  # a job that is being settled no longer takes up a slot
             done=self._settler.jobs_finished,
             tokens_per_s=throughput.of(home.model).tokens_per_s,
             off=self.loop.idle_reason,

@@ -20,7 +20,7 @@ from messages.workers import NO_DETAILS, WorkerDetails, WorkerInfo
 # renews it.
 TTL_S = 24 * 3600
 
-# How long a worker counts as lost after it stopped registering without unregistering.
+# A worker that stopped registering without unregistering counts as lost for this long.
 LOST_FOR_S = 3600
 
 R = TypeVar("R", Block, Window, RecurrentState)
@@ -215,7 +215,7 @@ def readable_registrations(bodies: Iterable[EncodedRegistration]) -> list[Worker
     """Return the registrations that this program can read, sorted by worker_id. Unreadable details are left out."""
     registrations = []
     for card, details in bodies:
-        with suppress(InvalidMessage, NewerMessage):  # during an upgrade a worker can run another version
+        with suppress(InvalidMessage, NewerMessage):  # during an upgrade, a worker can run another version of Kvasir
             registrations.append(codec.decode(card, WorkerInfo))
             if details:
                 registrations[-1] = replace(registrations[-1], details=codec.decode(details, WorkerDetails))

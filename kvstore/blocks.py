@@ -56,7 +56,7 @@ def block_refs(
     return list(_block_refs(fingerprint, layout, ids, shared_tokens, job_id, sketch, tag))
 
 
-@lru_cache(maxsize=16)  # called when a job's blocks are stored, fetched and deleted
+@lru_cache(maxsize=16)  # called with the same arguments when a job's blocks are stored, fetched and deleted
 def _block_refs(
     fingerprint: str, layout: KVLayout, tokens: tuple[int, ...], shared_tokens: int, job_id: str, sketch: str, tag: str
 ) -> list[BlockRef]:

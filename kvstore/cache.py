@@ -14,7 +14,8 @@ from kvstore.blocks import BlockRef
 from messages.errors import StoreUnavailable
 from messages.kv import Block, KVLayout, Record
 
-# Everything that a record is checked against. A request that differs in any part goes to the store, which checks it.
+# Everything that a record is checked against. A request that differs in any part goes to the store, which checks the
+# record.
 _Identity = tuple[str, KVLayout, BlockRef]
 
 
@@ -60,7 +61,7 @@ class CachedKVStore(KVStore):
         if not self._keeps_puts:
             return self._store.put(fingerprint, layout, records)
         kept_records = list(records)
-        # The store comes first, because records that it refuses must not be kept here.
+        # The records are put into the store first. If the store refuses them, they must not be kept here.
         stored_bytes = self._store.put(fingerprint, layout, kept_records)
         self._keep(fingerprint, layout, [(ref, block) for ref, block in kept_records if isinstance(block, Block)])
         return stored_bytes

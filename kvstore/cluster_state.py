@@ -16,8 +16,8 @@ log = logging.getLogger(__name__)
 P = ParamSpec("P")
 T = TypeVar("T")
 
-# How often the store's clock is read. In between it is extrapolated. In that time two clocks drift apart by much less
-# than a message takes.
+# The store's clock is read once in this time, and is extrapolated in between. Until the next reading, two clocks drift
+# apart by much less time than a message takes.
 _CLOCK_EVERY_S = 1.0
 _BEYOND_BOUNDS = 1 << 30
 
@@ -64,7 +64,7 @@ class BestEffortClusterState(ClusterState):
         nobody_can_say: tuple[bytes | None, bool] = (None, True)
         return self._try(lambda: self._cluster_state.take_up(worker_id, runs, ttl_s), [nobody_can_say] * len(runs))
 
-    # Entries that can't be renewed, stored or removed expire by themselves.
+    # While the store is away, these calls change nothing, and entries expire by themselves.
     register = _best_effort(ClusterState.register, None)
     unregister = _best_effort(ClusterState.unregister, None)
     finish = _best_effort(ClusterState.finish, None)
@@ -79,7 +79,7 @@ class BestEffortClusterState(ClusterState):
     noted_answers = _best_effort(ClusterState.noted_answers, {})
     is_cancelled = _best_effort(ClusterState.is_cancelled, False)
     claim = _best_effort(ClusterState.claim, True)
-    # Without crash counts, the broker's count of returns decides.
+    # While the store can't count crashes, the broker's count of returns decides.
     count_crashes = _best_effort(ClusterState.count_crashes, _BEYOND_BOUNDS)
     get_sketch = _best_effort(ClusterState.get_sketch, None)
     reserve = _best_effort(ClusterState.reserve, True)  # if the store is full, it will refuse the records themselves

@@ -11,7 +11,7 @@ from kvstore.redis.store import RedisKVStore
 from messages.errors import ConfigError
 
 MEMORY = "memory:"
-OLDEST_REDIS = 7  # the first version with script flags
+OLDEST_REDIS = 7  # the first version whose Lua scripts can have flags
 
 
 @dataclass(frozen=True, slots=True)

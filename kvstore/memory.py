@@ -50,7 +50,9 @@ class Expiring(Generic[V]):
         with self._lock:
             if len(self._entries) >= self._sweep_at or self._overfull(key, value):
                 self._sweep()
-                self._sweep_at = 2 * len(self._entries) + 64  # so that sweeping costs each put the same on average
+                # The number of entries must double until the next sweep, so the average cost of sweeping per put stays
+                # the same.
+                self._sweep_at = 2 * len(self._entries) + 64
             if self._overfull(key, value):
                 raise StoreUnavailable(
                     f"the store in memory is full ({self._total_bytes:,} of {self.max_bytes:,} bytes)"

@@ -26,10 +26,10 @@ from messages.kv import NUMPY_TYPES, STATE_TYPE, Array, Block, DType, KVLayout, 
 
 VERSION = 1
 ALIGNMENT = 16
-MAX_HEADER_BYTES = 1024  # ours have about 350
+MAX_HEADER_BYTES = 1024  # headers that Kvasir writes have about 350 bytes
 _ARRAY_OF_TWO = b"\x92"
 _BIN_32 = b"\xc6"
-_BIN_BYTES = 5  # the marker and the length
+_BIN_BYTES = 5  # one byte for the msgpack type, four for the length
 
 Kind = Literal["block", "window", "state"]
 Shape = tuple[int, int, int, int, int]
@@ -120,7 +120,7 @@ def _array(payload: memoryview, layout: KVLayout, shape: Shape) -> Array:
 def _header(
     kind: Kind, fingerprint: str, dtype: DType, ref: BlockRef, shape: Shape, payload: memoryview
 ) -> dict[str, Any]:
-    # Only the first field that differs is reported. So a field stands before the fields that it determines.
+    # Only the first field that differs is reported. So each field comes before the fields that depend on it.
     return {
         "v": VERSION,
         "kind": kind,
@@ -166,7 +166,8 @@ def _split(value: bytes | memoryview, ref: BlockRef) -> tuple[dict[str, Any], me
 def _check(
     header: dict[str, Any], expected: dict[str, Any], value: bytes | memoryview, payload: memoryview, ref: BlockRef
 ) -> None:
-    # Bytes are compared instead of values, since True, 1 and 1.0 are equal, and a number has several encodings.
+    # Bytes are compared instead of values, because True, 1 and 1.0 are equal in Python, and msgpack has several
+    # encodings for the same number.
     if len(payload) == expected["bytes"] and memoryview(value)[: len(value) - len(payload)] == _pack(expected):
         return
     for name, expected_field in expected.items():

@@ -21,7 +21,7 @@ from functools import partial
 from kvstore.base import ClusterState
 
 _KNOWN_FOR_S = 1.0
-_MAX_BATCHES = 1000  # the number of batches that are remembered
+_MAX_BATCHES = 1000  # the maximum number of batches that are remembered
 
 
 class Tombstones:
@@ -29,7 +29,8 @@ class Tombstones:
 
     def __init__(self, cluster_state: ClusterState) -> None:
         self._cluster_state = cluster_state
-        self._none_until: dict[str, float] = {}  # batch id -> until when it counts as not cancelled; monotonic clock
+        # batch id -> monotonic time until which the batch counts as not cancelled
+        self._none_until: dict[str, float] = {}
 
     def has(self, batch_id: str) -> bool:
         """Whether the batch was cancelled, as known at most a second ago. Raises as the cluster state does."""

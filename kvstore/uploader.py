@@ -9,7 +9,7 @@ from kvstore.base import KVStore
 from kvstore.blocks import BlockRef
 from messages.kv import KVLayout, Record
 
-MAX_PENDING_BLOCKS = 16  # these blocks take at most 64 MiB; another 64 MiB can be under way
+MAX_PENDING_BLOCKS = 16  # at most 64 MiB; another 64 MiB can be on the way to the store
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class Uploader:
         self._max_pending = max_pending_blocks
         self._pending: deque[tuple[BlockRef, Record]] = deque()
         self._condition = threading.Condition()
-        self._ending = False  # whether no more puts will come
+        self._ending = False  # True if no more records will be put
         self._dropping = False  # whether the upload was abandoned or has failed
         self._error: Exception | None = None
         self._bytes = 0

@@ -20,7 +20,7 @@ from messages.errors import Stopped, StoreUnavailable
 
 log = logging.getLogger(__name__)
 
-Clock = Callable[[], float]  # returns seconds, and never goes back
+Clock = Callable[[], float]  # returns seconds that never decrease
 
 # The share of the store's maximum that KV caches are allowed to take. The rest is for results, registrations and
 # unforeseen records.
@@ -30,19 +30,20 @@ RESERVATION_TTL_S = 10.0
 RENEW_EVERY_S = 1.0
 _NO_LIMIT = 1 << 62
 _LOOK_EVERY_S = 0.5
-# For this many seconds, a reading of the store's size is trusted if the store was far from full.
+# If the store was far from full when its size was last read, the size is not read again for this many seconds.
 _KNOWN_FOR_S = 1.0
-# One reading is not enough to evict a class's prefix, because the broker can wrongly report that no job waits.
+# A shared prefix is evicted only if checks have found no waiting job for this long. One check is not enough, because
+# the broker can wrongly report that no job waits.
 _IDLE_FOR_SURE_S = 1.0
-# If no job has waited for decode for this long, and there is still no room, the store will not become emptier soon.
+# If no job has waited for decode for this long and the store is still full, it will not become emptier soon.
 _PATIENCE_S = 10.0
 _HOPELESS_FOR_S = 30.0
-# A job that needs at most this share of the high-water mark makes no reservation while the store is far from full. For
-# a short prompt, two round trips and a thread would cost more than the rest of its prefill. Even a hundred such jobs
-# take only a tenth of the mark.
+# A job that needs at most this share of the high-water mark makes no reservation while the store is far from full. A
+# reservation costs two round trips and a thread, which for a short prompt is more than the rest of its prefill. Even a
+# hundred jobs without a reservation take only a tenth of the mark.
 _NEGLIGIBLE = 1 / 1024
-# Eviction frees this share of the high-water mark in addition to what one job needs. Otherwise every job would wait for
-# the next check.
+# Eviction frees this share of the high-water mark in addition to what one job needs. Otherwise every further job would
+# wait for another eviction.
 _SPARE = 1 / 16
 
 
@@ -76,14 +77,14 @@ class Admission:
         self._clock = clock
         self._refused_bytes = 0  # bytes that the last refused job needed; 0: admission is open
         self._next_look = 0.0
-        # Time of the last check that found a job waiting for decode, or of a later refusal.
+        # Time of the last check that found a job waiting for decode, or of the last refusal if that was later.
         self._idle_since = 0.0
         self._hopeless_until = 0.0
         self._last_usage = StoreUsage(0, 0)
         self._asked_at = -math.inf
-        self._granted_bytes = 0  # bytes granted since then
+        self._granted_bytes = 0  # bytes granted since the store's size was last read
         self._lock = threading.Lock()
-        self._numbers = count()  # one worker can hold several reservations, and each needs a number
+        self._numbers = count()  # one worker can have several reservations, and the number makes each name unique
 
     def is_open(self) -> bool:
         """Return whether to take a job now.

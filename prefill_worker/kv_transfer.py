@@ -27,13 +27,14 @@ MIN_RESUME_TOKENS = 64
 # Assumed speed of a worker until it has measured its own. The guess is low, because waiting for another worker costs
 # less than computing the same prefix twice.
 _FIRST_GUESS_TOKENS_PER_S = 100.0
-# The wait is longer than computing the prefix by this factor, because the other worker must also store the prefix.
+# A worker that waits for another worker's prefix waits for the time that computing it takes, multiplied by this. The
+# other worker must also store the prefix.
 _STORING_TOO = 1.5
 # Pauses between two checks for another worker's prefix, and between two readings of the decode workers' registrations.
 _LOOK_EVERY_S = 0.1
 REFUSALS_EVERY_S = 3.0
 
-# A smaller KV cache is stored faster without a thread that stores while the engine computes.
+# A KV cache smaller than this is stored faster without a background thread.
 _BEHIND_BYTES = 1 << 20
 _HEADER_BYTES = 512  # bytes that a record's key and header take
 
@@ -90,7 +91,7 @@ class KVWriter:
                 transfer.compute_in_parts()
         except NoCapacity:
             raise
-        # No decode job will name the stored records, so nobody but this worker would delete them.
+        # No decode job will refer to the stored records, so only this worker can delete them.
         except Exception as error:
             transfer.drop_own()
             if isinstance(error, StoreUnavailable):
@@ -144,7 +145,7 @@ class _Transfer:
         self._store = owner.store
         self._job = job
         self._stop = stop
-        num_tokens = job.kv_tokens  # the decode worker computes the rest
+        num_tokens = job.kv_tokens  # the decode worker computes the rest of the prompt
         shared_tokens = shared_boundary(layout, min(job.shared_tokens, num_tokens))
         fingerprint = self._engine.info.fingerprint
         # The sketch is part of the records' names. A prompt is therefore resumed only from records of engines that
@@ -155,15 +156,16 @@ class _Transfer:
         self.report = replace_fields(report, restored_tokens=num_tokens)
         self._refs = block_refs(fingerprint, layout, job.tokens, num_tokens, shared_tokens, job.job_id, sketch, job.tag)
         self._resumes = self._engine.info.capabilities.resumes
-        # The class-wide part is computed by itself, because a snapshot describes the end of a sequence and can't be
-        # cut. In a conversation, the part up to the last whole block is computed by itself too: the next turn resumes
-        # there.
+        # The shared part of the prompt is computed separately, because a snapshot describes the end of a sequence and
+        # can't be cut. In a conversation, the part up to the last whole block is also computed separately, so that the
+        # next turn can resume there.
         self._stops_at_boundary = self._resumes and shared_tokens >= MIN_RESUME_TOKENS
         last_boundary = shared_boundary(layout, num_tokens) if job.tag and layout.snapshots and self._resumes else 0
         self._turn_end = last_boundary if last_boundary >= max(MIN_RESUME_TOKENS, shared_tokens + 1) else 0
-        # The records that the last check did not find; None once another worker may have stored some of them.
+        # The records that the last check did not find in the store. This becomes None as soon as another worker may
+        # have stored some of them.
         self.known_absent: _Records | None = None
-        # Whether a damaged start was deleted and computed again. This is done only once.
+        # Whether the stored start of the prompt was found damaged and was deleted. This is done at most once.
         self._has_repaired = False
 
     def bytes_to_store(self) -> int:
@@ -185,8 +187,8 @@ class _Transfer:
             elif type_ is RecurrentState:
                 payload = layout.state_bytes // len(layout.state_layers)
             size = payload + _HEADER_BYTES
-            # jemalloc, the allocator of Redis, has four sizes in each doubling. A record of 4 MiB plus its header takes
-            # 5 MiB.
+            # jemalloc, the allocator of Redis, has four sizes from one power of two to the next, and rounds each
+            # request up. So a record of 4 MiB plus its header takes 5 MiB.
             step = 1 << max(0, size.bit_length() - 3)
             total += -(-size // step) * step
         return total
@@ -239,7 +241,7 @@ class _Transfer:
         except BaseException:
             uploader.abandon()
             with suppress(KvasirError):
-                # The thread must end first, or it might store a block after the others are deleted.
+                # Wait for the upload thread to end. Otherwise it could store a block after the others are deleted.
                 uploader.finish()
             raise
 
@@ -331,7 +333,7 @@ class PrefixLeases:
     def __init__(self, cluster_state: ClusterState, worker_id: str) -> None:
         self._cluster_state = cluster_state
         self._worker_id = worker_id
-        self.claims: list[tuple[str, int]] = []  # held by this worker
+        self.claims: list[tuple[str, int]] = []  # claims that this worker has
         self._lock = threading.Lock()
 
     def renew(self) -> None:
@@ -352,7 +354,7 @@ class PrefixLeases:
         give_up = time.monotonic() + patience_s
         while True:
             # The store can't tell the jobs of one worker apart, so `claims` lists the prefixes that this worker's jobs
-            # compute.
+            # are computing.
             with self._lock:
                 holds_lease = name not in self.claims and self._cluster_state.claim(*name, self._worker_id, CLAIM_TTL_S)
                 if holds_lease:

@@ -105,13 +105,14 @@ class PrefillWorker:
 
     def handle(self, delivery: Delivery, _leave_slot: Callable[[], None]) -> None:
         """Handle one delivery, from its arrival to its ack. Each step ends before the next begins."""
-        if self._aborting or outage_of(self._engine) or self._free_memory.why_short():  # another worker should do it
+        # In these cases another worker should do the job.
+        if self._aborting or outage_of(self._engine) or self._free_memory.why_short():
             return self._settler.hand_back_all([delivery])
         attempt = self._settler.begin(Attempt[PrefillJob], delivery)
         envelope, settlement = attempt.envelope, None
         with (
             self._settler.settling_errors(attempt),
-            # Check whether the job is cancelled or expired, and how many workers died with it.
+            # Check whether the job is cancelled or expired, and how many workers died while they ran it.
             self._checks.passed(attempt) as standing,
             self._in_hand_until_done(attempt),
         ):
@@ -120,8 +121,8 @@ class PrefillWorker:
             # A retried job already has its tokens.
             job = standing.job if standing.job.tokens else tokenize_job(self._engine, standing.job)
             failpoint("prefill.tokenized", job.job_id)
-            # Only the missing records are computed and stored, in the room that `Admission` has reserved. The worker
-            # that holds the lease computes a class's prefix.
+            # Only the missing records are computed and stored, in the space that `Admission` has reserved. A shared
+            # prefix is computed only by the worker that holds its lease.
             if envelope.version == codec.VERSION:
                 onward = self._kv_writer.compute_and_store(job, attempt.stop, waited_s)
             else:
@@ -162,7 +163,8 @@ class PrefillWorker:
     def stop(self, abort: bool = False) -> None:
         """Stop after the jobs in hand. With `abort`, hand those back too."""
         self.loop.stop()
-        self._aborting = abort or self._aborting  # comes first, because a job can begin at the same moment
+        # This is set before the running jobs are stopped, because another job can begin at this moment.
+        self._aborting = abort or self._aborting
         if abort:
             for attempt in self._in_hand():
                 attempt.stop_for("not now")
@@ -172,7 +174,7 @@ class PrefillWorker:
             return SlotFlow(self._broker, self._model, self._settler.hand_back_all)
         return PrefillFlow(self._broker, self._jobs.consume, self._model)
 
-    # What the consumer loop asks
+    # Methods that the consumer loop calls
 
     def has_room(self) -> bool:
         """Whether the store has room for another KV cache."""

@@ -14,17 +14,18 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-# The time saved by a steal must exceed its cost by this much, because both are estimates.
+# A steal must save more time than it costs, by at least MARGIN_S plus MARGIN_OF_COST times the cost. The margin is
+# needed because both times are estimates.
 MARGIN_S = 0.1
 MARGIN_OF_COST = 0.5
-# A worker leaves jobs only to workers that are faster by this factor. Without it, two similar workers would leave the
-# same jobs to each other.
+# A worker leaves jobs only to workers that are faster by at least this factor. Otherwise two similar workers would
+# leave the same jobs to each other.
 FASTER = 1.2
 # Assumed waiting time of a job whose model has no worker.
 NOBODY_S = 3600.0
 
-# The forecast plans the last jobs of a queue one by one, at most this many for each slot. It assumes that the workers
-# do all jobs before them at their joint rate.
+# The forecast plans the last jobs of a queue one by one, at most this many for each slot. It assumes that all earlier
+# jobs are done at the combined rate of the workers.
 _EXACT_JOBS_A_SLOT = 8
 
 Reason = Literal["", "nothing waits", "short wait", "sooner at home"]
@@ -172,7 +173,6 @@ def _judge(offer: Offer) -> Verdict:
     drain = plan(queue.ready, queue.peers)
     here_s = offer.cost_s + offer.decode_s
     verdict = Verdict(queue.model, drain.start_s, offer.cost_s, here_s, drain.end_s)
-    # A steal must gain more than it costs, by this margin.
     if drain.start_s <= offer.cost_s + MARGIN_S + MARGIN_OF_COST * offer.cost_s:
         return replace(verdict, reason="short wait")
     if drain.end_s <= here_s:

@@ -18,12 +18,12 @@ from messages.jobs import DecodeJob, DecodeReport, answer_tokens
 from messages.workers import BOTH_ROLES, WorkerInfo
 
 # Guesses, used until a worker has measured its own values.
-FIRST_ANSWER_TOKENS = 400.0  # tokens of an average answer
-FIRST_TOKENS_PER_S = 40.0  # for one sequence
+FIRST_ANSWER_TOKENS = 400.0  # tokens in an average answer
+FIRST_TOKENS_PER_S = 40.0  # decode rate of one sequence
 FIRST_FETCH_S = 0.5  # seconds to fetch a KV cache from the store
 
-# The broker pushes jobs that take less time than this. They are not fetched ahead and not left to other workers,
-# because that decision would cost as much time as it saves.
+# The broker pushes jobs that take less time than this. Such jobs are not fetched ahead and not left to other workers,
+# because deciding about a job would cost as much time as it saves.
 LONG_S = 0.5
 # Workers renew their registrations once a second, so reading them more often would show little that is new.
 REGISTRATIONS_FOR_S = 0.5
@@ -39,7 +39,7 @@ class Averages:
     A plain mean of ten jobs, then a moving average of about ten.
     """
 
-    tokens_per_s: float = 0.0  # rate of one sequence
+    tokens_per_s: float = 0.0  # decode rate of one sequence
     answer_tokens: float = 0.0  # number of tokens in all answers of a job
     fetch_s: float = 0.0  # seconds to fetch a KV cache from the store
     jobs: int = 0
@@ -229,7 +229,7 @@ class Outlook:
     decode_s: float  # mean time of a job
     is_measured: bool  # whether this worker has decoded a job of this model
     has_peers: bool  # whether this model is the home model of other workers too
-    may_leave: bool  # whether another worker with this home model is fast enough to do the last jobs
+    may_leave: bool  # whether another worker with this home model is fast enough to take over the last jobs
     at: float  # monotonic clock
 
     @property
@@ -260,8 +260,8 @@ class Tail:
         self._model = model
         # Monotonic time until which the queue is left to other workers.
         self.next_look = 0.0
-        # Monotonic time when the queue last shrank, or when this worker began to leave jobs to others. 0 means that it
-        # leaves no jobs.
+        # Monotonic time when this worker began to leave jobs to others, or when the queue last shrank after that. 0 if
+        # this worker leaves no jobs to others.
         self._since = 0.0
         self._ready = 0
         self.jobs_left = 0

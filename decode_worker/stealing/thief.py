@@ -28,9 +28,10 @@ log = logging.getLogger(__name__)
 
 _LOOK_AGAIN_S = 0.1
 _SLOWER_EACH_TIME = 1.6
-# A check costs the broker two passive declares for each other model. With these pauses between checks, the load on the
-# broker is too small to notice. The first limit applies while another worker is busy with one of these models, and the
-# second limit applies at all other times.
+# The longest pause between two checks of the other models' queues. The first limit applies while another worker is busy
+# with one of these models, and the second limit applies at all other times.
+#
+# A check sends the broker one passive declare for each of these queues. At this rate, the load is too small to notice.
 _AT_MOST_S = 0.2
 _AT_MOST_IDLE_S = 0.5
 
@@ -63,7 +64,7 @@ class Thief:
             return delivery
         most_s = _AT_MOST_S if self._forecast.is_active(self._model_cache.candidates()) else _AT_MOST_IDLE_S
         self._pause_s = min(most_s, max(_LOOK_AGAIN_S, self._pause_s * _SLOWER_EACH_TIME))
-        # A random pause keeps two workers from checking at the same times.
+        # The random factor keeps two workers from always checking at the same time.
         self._next_look = time.monotonic() + self._pause_s * random.uniform(0.8, 1.2)
         return None
 
@@ -101,7 +102,7 @@ class Thief:
             if delivery:
                 self._note(delivery, steal)
                 return delivery
-        self.refusals["gone"] += 1  # another worker was faster
+        self.refusals["gone"] += 1  # another worker took the job first
         return None
 
     def _note(self, delivery: Delivery, steal: Verdict) -> None:

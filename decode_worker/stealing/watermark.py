@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from decode_worker.stealing.policy import FASTER, Peer, Queue, leave_to_faster
 
-# For every SLOTS_A_JOB_AHEAD slots, one prefilled job should wait. At least MIN_AHEAD prefilled jobs should wait.
+# One prefilled job should wait for every SLOTS_A_JOB_AHEAD slots, but at least MIN_AHEAD jobs in total.
 SLOTS_A_JOB_AHEAD = 6
 MIN_AHEAD = 2
 

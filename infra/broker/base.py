@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
 
 Header = str | int | float
-# RabbitMQ adds headers whose names begin with one of these. A publisher must not set them.
+# Headers whose names begin with one of these are added by RabbitMQ. A publisher must not set them.
 BROKERS_OWN = ("x-death", "x-first-death-", "x-last-death-", "x-delivery-count", "x-acquired-count")
 
 

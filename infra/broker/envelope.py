@@ -38,11 +38,11 @@ class Envelope:
     attempts: int = 0
     # KV transfers that failed so far
     kv_transfers: int = 0
-    # How often this run's job came back to its queue at this stage, because a connection was lost.
+    # How often this run of the job came back to its queue at this stage because a connection was lost.
     returns: int = 0
-    traceparent: str = ""  # passed on unchanged; "" if there is none
+    traceparent: str = ""  # the trace header, which is passed on unchanged; "" if the job has none
     version: int = codec.VERSION  # version of the job's message; the answer gets the same version
-    turn: int = 0  # number of the job's queue among its lane's queues; 0: the first
+    turn: int = 0  # index of the job's queue among the queues of its lane; 0: the first queue
 
     def seal(self, body: bytes) -> Message:
         """Return a message with this identity.
@@ -140,9 +140,9 @@ class Attempt(Generic[J]):
     job: J = field(init=False)  # set when the message's body has been read
     stop: threading.Event = field(default_factory=threading.Event)
     why_stopped: StopReason = ""
-    # True: a further delivery of this job can be acked at once.
+    # True if any further delivery of this job can be acked at once.
     is_outcome_confirmed: bool = False
-    # True: the job ended without an answer, so nobody needs its own blocks any more.
+    # True if the job ended without an answer, so that its own blocks are no longer needed.
     has_ended_unanswered: bool = False
 
     @property

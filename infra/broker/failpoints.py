@@ -17,7 +17,7 @@ from messages.errors import EngineUnavailable
 
 VARIABLE = "KVASIR_FAILPOINT"
 
-# The places of each stage, in the order in which a job passes them.
+# The failpoints of each stage, in the order in which a job passes them.
 PREFILL = ("prefill.taken", "prefill.tokenized", "prefill.storing", "prefill.stored", "prefill.passed", "prefill.acked")
 DECODE = (
     *("decode.taken", "decode.claimed", "decode.loaded", "decode.generated", "decode.stored", "decode.replied"),
@@ -27,10 +27,10 @@ GATEWAY = (
     *("gateway.copied", "gateway.described", "gateway.created", "gateway.planned", "gateway.advanced"),
     *("gateway.written", "gateway.over"),
 )
-# A worker with both roles stops taking jobs for one role. This is the moment before it hands back the jobs that it
-# holds.
+# Passed by a worker with both roles when it has stopped taking jobs for one role, just before it hands back the jobs
+# that it has not begun.
 CHANGE = ("bulk.held",)
-# Passed once for each answer of a job with several answers, between "loaded" and "generated".
+# Passed once for each answer of a job with several answers, between "decode.loaded" and "decode.generated".
 PER_ANSWER = ("decode.answered",)
 
 
@@ -62,7 +62,7 @@ def _is_meant(target: str, number: int, job_id: str) -> bool:
 
 
 def _kill(_place: str) -> None:
-    # Write all log lines so far, because the process dies next.
+    # Flush the logs before the process is killed.
     for handler in logging.getLogger().handlers:
         handler.flush()
     os.kill(os.getpid(), signal.SIGKILL)

@@ -49,7 +49,7 @@ class Settlement:
     attempt: Attempt[Any]
     to: Address | None  # None: there is no message to publish
     message: Message
-    step: Step | None = None  # None: the job goes back to its queue, which makes no event
+    step: Step | None = None  # None: the job goes back to its queue, and there is no event
     place: str = ""
     facts: dict[str, Any] = field(default_factory=dict)
 
@@ -112,7 +112,7 @@ class Settler:
                 self.settle_stop(attempt)
             except Exception as error:  # noqa: BLE001  `settle_error` distinguishes the errors
                 self.settle_error(attempt, error)
-        except BrokerUnavailable:  # comes only if our broker object was closed; the broker then redelivers the job
+        except BrokerUnavailable:  # raised only if our broker object was closed; the broker then redelivers the job
             log.warning("job %s: left unacked, the broker connection is closed", attempt.envelope.job_id)
 
     def settle(self, *ready: Settlement) -> None:
@@ -151,11 +151,11 @@ class Settler:
             self._ack(attempt)
         elif reason == "expired":
             self.settle(replying(attempt, _result(envelope, "expired", None)))
-        # Too many workers died while they held the job. It goes to the suspects queue, and jobs from that queue run
+        # Too many workers died while they ran this job. So it goes to the suspects queue, and jobs from that queue run
         # alone.
         elif reason == "suspect":
             self._move(attempt, topology.suspects(envelope.stage, envelope.model), Step.ISOLATED)
-        # This worker can't run the job now. Another worker gets a copy, which counts as no retry and no return.
+        # This worker can't run the job now. Another worker gets a copy, which does not count as a retry or a return.
         else:
             self._move(attempt, topology.ahead_of_bulk(attempt.deliveries[-1].queue), Step.REDELIVERED)
         attempt.has_ended_unanswered = reason in ("cancelled", "expired")
@@ -178,7 +178,7 @@ class Settler:
         elif isinstance(error, Retry):
             self.fail(attempt, AttemptsExhausted(f"{attempts} attempts; the last: {error}"))
         else:
-            # A bug of ours: log it with its traceback, and don't run the job again.
+            # The error is a bug in Kvasir: log it with its traceback, and don't run the job again.
             if not isinstance(error, KvasirError):
                 log.error("job %s: bug in %s", envelope.job_id, envelope.stage, exc_info=error)
             self.fail(attempt, error)

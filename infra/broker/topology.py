@@ -17,27 +17,27 @@ WORK = "kvasir.work"
 REPLY = "kvasir.reply"
 # The alternate exchange of REPLY. It gets the results whose reply queue doesn't exist.
 REPLY_ALTERNATE = "kvasir.parked"
-# REPLY and REPLY_ALTERNATE on a cluster, where results survive the loss of a node. The names differ, because a queue's
-# arguments can't be changed later.
+# On a cluster, these exchanges replace REPLY and REPLY_ALTERNATE, so that results survive the loss of a node. They have
+# other names, because the arguments of existing exchanges and queues can't be changed.
 REPLY_QUORUM = "kvasir.reply.quorum"
 REPLY_ALTERNATE_QUORUM = "kvasir.parked.quorum"
 DEAD = "kvasir.dead"
 CONTROL = "kvasir.control"
 STREAM = "kvasir.stream"
 
-# This limit is so high that no message is dropped because it came back often.
+# The delivery limit is so high that no message is dropped because it came back too often.
 _QUORUM_ARGUMENTS: dict[str, str | int] = {"x-queue-type": "quorum", "x-delivery-limit": 1_000_000}
 
-DEATHS = "deaths"  # messages that the broker gave up, and that have no failed result yet
-DEAD_LETTERS = "dead-letters"  # jobs that can't succeed, kept without a TTL for a person
+DEATHS = "deaths"  # messages that the broker gave up on, and whose jobs have no failed result yet
+DEAD_LETTERS = "dead-letters"  # jobs that can't succeed, kept until a person handles them
 RESULTS_PARKED = "results.parked"
 RESULTS_PARKED_QUORUM = "results.parked.quorum"
 
 _REPLY_QUORUM_PREFIX = "reply.quorum."
 
 RETRY_LEVELS_S = (1, 5, 30, 60, 300, 600)
-# Workers give a job up after 3 + 2 crashes; this limit is the last resort. It is explicit, since RabbitMQ 4.x has a
-# default of 20, and RabbitMQ 3.10 has no limit.
+# Workers give up a job after five crashes: three, and then two while it runs alone. The broker's limit is the last
+# resort. It is set explicitly, because RabbitMQ 4.x has a default of 20 and RabbitMQ 3.10 has no limit.
 BROKER_DELIVERY_LIMIT = 20
 
 WORK_STAGES: tuple[WorkerStage, ...] = ("prefill", "decode")
@@ -177,7 +177,7 @@ def exchanges(cluster: bool = False) -> Iterator[ExchangeSpec]:
     yield ExchangeSpec(DEAD, "direct")
     yield ExchangeSpec(CONTROL, "fanout")
     yield ExchangeSpec(STREAM, "direct")
-    # Each level has a fanout exchange, so that the routing key is still the work queue's name when the message is
+    # Each retry level has a fanout exchange, so that the routing key is still the work queue's name when the message is
     # dead-lettered.
     yield from (ExchangeSpec(f"kvasir.{retry_level(seconds)}", "fanout") for seconds in RETRY_LEVELS_S)
 

@@ -27,21 +27,23 @@ from kvstore.redis.links import GLANCE_S, Links, greet
 LINE_BYTES = 4096
 MAX_VALUE_BYTES = 512 << 20  # Redis's own limit
 
-# Maximum number of bytes under way on a connection. They are enough for 400 MB/s at a round trip of 20 ms, and few
-# enough to notice a full store soon. If the number of values were fixed instead, small blocks would leave the
-# connection idle.
+# Maximum number of bytes in flight on a connection. It is enough for 400 MB/s at a round trip of 20 ms, but so small
+# that a full store is noticed soon. The limit counts bytes and not values, because a fixed number of small blocks would
+# leave the connection idle.
 IN_FLIGHT_BYTES = 8 << 20
 MAX_AHEAD = 512
-SETS_AHEAD = 4  # at least this many SETs are under way
+SETS_AHEAD = 4  # minimum number of SETs in flight
 
-# Values are received into chunks of this size. It is a multiple of any huge page size. The chunks are small, because
-# one kept block keeps its whole chunk in memory. Fresh memory costs as much time as the transfer itself. So some chunks
-# are kept for the next `get`, and `prepare` creates them before the first one.
+# Values are received into chunks of memory of this size, which is a multiple of any huge page size. The chunks are
+# small, because one kept block keeps its whole chunk in memory.
+#
+# Allocating memory takes as much time as the transfer itself. So up to IDLE_CHUNKS chunks are kept for the next `get`,
+# and `prepare` allocates them before the first `get`.
 CHUNK_BYTES = 16 << 20
 IDLE_CHUNKS = 16
 ALIGNMENT = 64
 RENEWALS_AHEAD = 256
-GETS_AHEAD = 2  # minimum number of GETs under way: the server sends the next value while one is checked here
+GETS_AHEAD = 2  # minimum number of GETs in flight: the server sends the next value while one is checked here
 
 Item = tuple[str, bytes, memoryview]  # key, and the two parts of its value
 Node = tuple[str, int]  # host and port of a server in a cluster
@@ -90,7 +92,7 @@ def bulk_target(url: str) -> BulkTarget | None:
 class Bulk:
     """A `redis_store.Transport` over plain sockets. It keeps idle connections, which any thread may use."""
 
-    _client: Any = None  # only for a cluster: the client that follows a key to its new node
+    _client: Any = None  # redis-py's client, only for a cluster; it finds keys that have moved to another node
 
     def __init__(self, links: Links, timeout_s: float) -> None:
         self._pool = ConnectionPool(links, timeout_s)
@@ -203,7 +205,8 @@ class ConnectionPool:
 
     def _open(self, index: int) -> "BulkConnection":
         target = bulk_target(self._links.urls[index])
-        assert target is not None  # __init__ checked this: all addresses of a URL have the same options
+        # `RedisKVStore` has checked the first address, and all addresses of a URL have the same options.
+        assert target is not None
         return BulkConnection(target, self._timeout_s, index, self._links.has_choice)
 
     def _take_idle(self) -> "BulkConnection | None":
@@ -344,7 +347,7 @@ class Pipeline:
     keys: deque[str] = field(default_factory=deque)  # not yet requested
     pending_items: deque[Item] = field(default_factory=deque)  # sent but not yet confirmed
     _pending_gets: int = 0
-    _largest_bytes: int = 0  # of the values so far
+    _largest_bytes: int = 0  # size of the largest value so far
 
     def send_set(self, item: Item, ttl_s: int) -> int:
         """Send a SET, and return the size of its value in bytes."""
@@ -410,14 +413,14 @@ class Arena:
     """Chunks of memory for values. A chunk is used again, without page faults, as soon as no block in it is alive."""
 
     def __init__(self) -> None:
-        # Finalizers append here, from any thread and at any moment. A structure with a lock could deadlock, because the
-        # finalizer can interrupt the lock's holder.
+        # Finalizers append to this deque, from any thread and at any moment. A structure with a lock could deadlock,
+        # because a finalizer can interrupt the code that has the lock.
         self._idle: deque[mmap.mmap] = deque(maxlen=IDLE_CHUNKS)
 
     def chunk(self, size: int) -> memoryview:
         """Return at least `size` bytes."""
         if not CHUNK_BYTES // 2 <= size <= CHUNK_BYTES:
-            return np.empty(size, np.uint8).data  # not zeroed, unlike a bytearray
+            return np.empty(size, np.uint8).data  # unlike a bytearray, this is not filled with zeros
         try:
             chunk = self._idle.pop()
         except IndexError:
@@ -435,8 +438,8 @@ class Arena:
 
 
 def _fresh_chunk() -> mmap.mmap:
-    chunk = mmap.mmap(-1, CHUNK_BYTES, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)  # malloc would not align it
-    with contextlib.suppress(AttributeError, OSError):  # a system without huge pages
+    chunk = mmap.mmap(-1, CHUNK_BYTES, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)  # malloc would not align the memory
+    with contextlib.suppress(AttributeError, OSError):  # for systems without huge pages
         chunk.madvise(mmap.MADV_HUGEPAGE)
     return chunk
 
@@ -467,10 +470,12 @@ def _connect(target: BulkTarget, timeout_s: float, glance: bool) -> socket.socke
         link = greet(link) if glance else link
         link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         link.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    # SO_RCVBUF is not set, because it would end the kernel's own tuning. The kernel lets its buffers grow beyond the
-    # limit for programs. On a stock Linux kernel, that limit is 208 KiB (net.core.rmem_max), which allows a tenth of
-    # the rate at a round trip of 20 ms. Python's time-outs would make the socket non-blocking, and MSG_WAITALL would
-    # have no effect. So the kernel's time-outs are used.
+    # SO_RCVBUF is not set, because that would turn off the kernel's own tuning, which lets the buffer grow beyond
+    # net.core.rmem_max. This limit is 208 KiB on a stock Linux kernel. At a round trip of 20 ms, it allows only a tenth
+    # of the possible rate.
+    #
+    # The kernel's time-outs are used, because Python's time-outs would make the socket non-blocking, and MSG_WAITALL
+    # would then have no effect.
     link.settimeout(None)
     limit = struct.pack("ll", int(timeout_s), int(timeout_s % 1 * 1e6))
     link.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)

@@ -44,7 +44,7 @@ def open_client(url: str, timeout_s: float = TIMEOUT_S, links: Links | None = No
             return _open_cluster(url, address)
         return _open_single(url, timeout_s, links)
     except (ValueError, TypeError):  # the error's text can contain a part of the password
-        raise ConfigError("the store URL can't be read; it looks like redis://:password@host:6379/0") from None
+        raise ConfigError("the store URL can't be read; it must look like redis://:password@host:6379/0") from None
 
 
 def _open_single(url: str, timeout_s: float, links: Links | None) -> redis.Redis:
@@ -56,10 +56,10 @@ def _open_single(url: str, timeout_s: float, links: Links | None) -> redis.Redis
         active_links.urls[0],
         socket_timeout=active_links.timeout_s(timeout_s),
         socket_connect_timeout=GLANCE_S if active_links.has_choice else CONNECT_TIMEOUT_S,
-        # redis-py fails on an unusual answer to RESP3's HELLO.
+        # RESP2 is used, because with RESP3 redis-py fails on an unusual answer to HELLO.
         protocol=2,
-        # One retry, since a pooled connection can have died with its server. It is safe to send any of these commands
-        # twice.
+        # There is one retry, because the server of a pooled connection can have died. It is safe to send any of these
+        # commands twice.
         retry=Retry(ConstantBackoff(0.1), 1),
         **connection_options,
     )
@@ -87,7 +87,7 @@ def _open_cluster(url: str, address: str) -> redis.RedisCluster:
         return redis.RedisCluster.from_url(
             urls[0],
             startup_nodes=[node(host.hostname or "localhost", host.port or 6379) for host in hosts],
-            # A frozen node is given up before the other nodes have replaced it.
+            # This is so short that a frozen node is given up before the other nodes have replaced it.
             socket_timeout=NODE_TIMEOUT_S,
             socket_connect_timeout=GLANCE_S,
             protocol=2,
@@ -129,12 +129,12 @@ def product(server: Mapping[str, Any]) -> str:
     """Return name and version from a reply to INFO. Besides its own version, Valkey also states a Redis version."""
     if valkey := server.get("valkey_version"):
         return f"Valkey {valkey}"
-    return f"Redis {server['redis_version']}" if "redis_version" in server else "no Redis"
+    return f"Redis {server['redis_version']}" if "redis_version" in server else "not a Redis server"
 
 
 def is_node(server: Mapping[str, Any]) -> bool:
     """Whether the server that gave this reply to INFO is a node of a cluster."""
-    return "cluster" in (server.get("redis_mode"), server.get("server_mode"))  # Redis's name for the mode, and Valkey's
+    return "cluster" in (server.get("redis_mode"), server.get("server_mode"))  # the field's names in Redis and Valkey
 
 
 @contextmanager
@@ -163,7 +163,7 @@ def sentence(error: Exception, address: str) -> str:
     if isinstance(error, exceptions.RedisClusterException):
         if isinstance(error.__cause__, Exception):  # why no node returned the map of slots
             return sentence(error.__cause__, address)
-        # The error's text can contain the command.
+        # The error's own text is left out, because it can contain the command.
         return f"no node of the store at {address} serves a slot that is needed"
     if str(error).startswith("CLUSTERDOWN"):
         return f"the store at {address} lacks a primary, and no replica has taken over"

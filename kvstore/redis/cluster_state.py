@@ -37,8 +37,9 @@ _LUA = "#!lua flags=allow-oom\n"
 
 _SET = "redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])"
 
-# The index expires with its last worker, live or lost. Numbers are formatted explicitly, since Lua would write a round
-# number as 1.7e+12.
+# The index expires when its last worker, live or lost, expires.
+#
+# Times are formatted explicitly, because Lua would write a round number as 1.7e+12.
 _PUT_REGISTRATION = """
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
@@ -58,8 +59,8 @@ redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
 return 1
 """
 
-# KEYS holds pairs, here and below: the key of a result, and the key of its claim. The answer to a pair is the stored
-# result, or 1 if the claim is now this worker's, or 0 if another worker has the claim.
+# In this script and the next one, KEYS consists of pairs: the key of a result, and the key of its claim. This script
+# returns for each pair the stored result, or 1 if this worker now has the claim, or 0 if another worker has the claim.
 _TAKE_UP = """
 local answers = {}
 for i = 1, #KEYS, 2 do
@@ -74,7 +75,7 @@ end
 return answers
 """
 
-# A claim is kept if another worker has taken it meanwhile.
+# A claim is deleted only if this worker still has it.
 _FINISH = """
 for i, body in ipairs({unpack(ARGV, 3)}) do
   redis.call('SET', KEYS[2 * i - 1], body, 'PX', ARGV[2])
@@ -84,7 +85,7 @@ end
 
 _NOTE_ANSWER = "redis.call('HSET', KEYS[1], ARGV[1], ARGV[2]) redis.call('PEXPIRE', KEYS[1], ARGV[3])"
 
-# Expired entries are dropped here. The hash expires with the last entry.
+# This script also deletes expired entries. The hash expires when its last entry expires.
 _RESERVE = """
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
@@ -315,7 +316,8 @@ def _run_key(kind: str, job_id: str, run: int) -> str:
 
 
 def _details(worker_id: str) -> str:
-    # Redis users of the previous release have the right to read and write under `card:`.
+    # The key begins with `card:`, because the Redis users that the previous release created may use keys with this
+    # prefix.
     return f"{_card(worker_id)}:details"
 
 

@@ -22,8 +22,8 @@ from messages.urls import addresses
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 
-# If there are several addresses, a dead address is left within 2 s: after 1 s without progress, and half a second for a
-# check.
+# If there are several addresses, a dead address is given up within 2 s: it has 1 s to make progress, and then half a
+# second to accept a new connection.
 TIMEOUT_S = 1.0
 GLANCE_S = 0.5
 RETURN_S = 5.0
@@ -36,7 +36,8 @@ class Links:
     def __init__(self, url: str) -> None:
         self.urls = addresses(url)
         self.current = 0
-        # These functions are called in a separate thread. If the list is empty, nobody looks for a better address.
+        # A separate thread calls these functions when the address has changed. If the list is empty, no thread looks
+        # for a better address.
         self.on_change: list[Callable[[], object]] = []
         self._lock = threading.Lock()
         self._close_event = threading.Event()

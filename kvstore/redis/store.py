@@ -19,7 +19,7 @@ from kvstore.redis.links import Links
 from messages.errors import KVTransferFailed
 from messages.kv import KVLayout, Record
 
-PIPELINE_BYTES = 16 << 20  # redis-py holds a pipeline's bytes in memory twice
+PIPELINE_BYTES = 16 << 20  # redis-py keeps two copies of a pipeline's bytes in memory
 GETS_AT_ONCE = 8
 DELETES_AT_ONCE = 256
 
@@ -117,7 +117,7 @@ class RedisKVStore(KVStore):
         if isinstance(client, redis.Redis):
             client.unlink(*keys)
             return
-        # For one command with many keys, redis-py would send one command per slot, one after the other.
+        # From one command with many keys, redis-py would make one command per slot and send them one after the other.
         with client.pipeline(transaction=False) as pipeline:
             for key in keys:
                 pipeline.unlink(key)

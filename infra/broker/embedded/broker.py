@@ -24,7 +24,7 @@ class EmbeddedDelivery:
         self.queue = queue.name
         self.copy = copy
         self.message = copy.message
-        # A quorum queue counts returns. A classic queue only knows whether a message came back at all.
+        # A quorum queue counts how often a message came back. A classic queue only records that it came back.
         self.returns = copy.returns if queue.arguments.get("x-queue-type") == "quorum" else min(copy.returns, 1)
         self.is_lost = False
         self._on_ack = on_ack
@@ -164,7 +164,7 @@ class EmbeddedBroker(Broker):
             self._check_readable(self.server.queue(queue))
             readers = self.server.readers(queue)
             if readers and (exclusive or readers[0].exclusive):
-                raise BatchError(f"reading queue {queue}: another process reads this queue")
+                raise BatchError(f"can't read queue {queue}: another process reads this queue")
             consumer = EmbeddedConsumer(self, queue, prefetch, exclusive)
             self._consumers.append(consumer)
             readers.append(consumer)
@@ -207,7 +207,7 @@ class EmbeddedBroker(Broker):
         self._check_open()
         with self.server.lock:
             if queue not in self.server.private_queues(self) and not queue.startswith(topology.reply_queue("")):
-                raise ValueError(f"only a reply queue, or a private queue of this process, can be deleted, not {queue}")
+                raise ValueError(f"{queue} can't be deleted: it is not a reply queue or this process's private queue")
             self.server.delete_queue(queue)
 
     @property
@@ -244,12 +244,13 @@ class EmbeddedBroker(Broker):
             consumer.lose()
         self.server.give_back((delivery.queue, delivery.copy) for delivery in deliveries)
         for name in self.server.private_queues(self):
-            # RabbitMQ deletes a private queue when its connection ends. The next queue of this name begins empty.
+            # RabbitMQ deletes a private queue when its connection closes, so the next queue with this name starts
+            # empty.
             self.server.queue(name).ready.clear()
 
     def _check_readable(self, queue: EmbeddedQueue) -> None:
         if queue.owner not in (None, self):
-            raise BatchError(f"reading queue {queue.name}: another process reads this queue")
+            raise BatchError(f"can't read queue {queue.name}: another process reads this queue")
 
     def _check_open(self) -> None:
         if self.closed:

@@ -22,9 +22,9 @@ class Copy:
     """A message in a queue."""
 
     message: Message
-    key: str  # the routing key it was published with; kept when it is dead-lettered
-    order: int  # its place in the queue; a returned message keeps its place
-    expires_at: float = 0.0  # monotonic clock; 0: never
+    key: str  # the original routing key; a dead-lettered message keeps it
+    order: int  # the message's position in the queue; a returned message keeps its position
+    expires_at: float = 0.0  # monotonic time; 0: the message never expires
     returns: int = 0
 
 
@@ -35,7 +35,7 @@ class EmbeddedQueue:
     name: str
     arguments: Mapping[str, str | int] = field(default_factory=dict)
     owner: object = None  # the only client that is allowed to read from a private queue
-    ready: list[tuple[int, Copy]] = field(default_factory=list)  # a heap by order
+    ready: list[tuple[int, Copy]] = field(default_factory=list)  # a heap, ordered by `order`
 
 
 class QueueReader(Protocol):
@@ -71,14 +71,14 @@ class EmbeddedServer:
         self.lock = threading.RLock()
         self._exchanges: dict[str, _Exchange] = {}
         self._queues: dict[str, EmbeddedQueue] = {}
-        # Queue name -> its readers. They stay when the queue is deleted.
+        # Queue name -> readers of the queue. The readers are kept when the queue is deleted.
         self._readers: dict[str, deque[QueueReader]] = {}
         self._order = itertools.count()
-        # A heap of (time, tie-breaker, queue whose first message can expire)
+        # A heap of (time, tie-breaker, queue): the queue's first message can expire at this time.
         self._expiries: list[tuple[float, int, EmbeddedQueue]] = []
         self._clock = threading.Condition(self.lock)
         self._clock_thread: threading.Thread | None = None
-        # Dead letters that wait until a queue is bound for them: copy, exchange, key.
+        # Dead-lettered messages for which no queue is bound yet, as (copy, exchange, key).
         self._unrouted_letters: list[tuple[Copy, str, str]] = []
 
     def declare_exchange(self, spec: topology.ExchangeSpec) -> None:
@@ -91,7 +91,9 @@ class EmbeddedServer:
         with self.lock:
             exchange = self._exchanges.get(spec.exchange)
             if exchange is None:
-                raise NoQueue(f"queue {spec.name}: no exchange {spec.exchange}; declare the topology first")
+                raise NoQueue(
+                    f"queue {spec.name} needs exchange {spec.exchange}, which is missing: declare the topology first"
+                )
             self._queues.setdefault(spec.name, EmbeddedQueue(spec.name, spec.arguments, owner))
             if (spec.key, spec.name) not in exchange.bindings:
                 exchange.bindings.append((spec.key, spec.name))
@@ -111,7 +113,7 @@ class EmbeddedServer:
         """Return the queue of this name. Raises NoQueue."""
         queue = self._queues.get(name)
         if queue is None:
-            raise NoQueue(f"reading queue {name}: the queue does not exist")
+            raise NoQueue(f"can't read queue {name}: it does not exist")
         return queue
 
     def readers(self, name: str) -> deque[QueueReader]:

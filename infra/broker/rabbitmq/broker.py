@@ -64,8 +64,8 @@ class RabbitMQBroker(Broker):
         self._publisher = Publisher(publishing, make_wire)
         self._publishing = self._publisher.connection
         self._consuming = Connection(consuming, self._on_consuming_open, lambda: None, make_wire)
-        # A move to a better address would lose streamed tokens, so a connection with a stream stays where it is. A lost
-        # command to a worker can be repeated.
+        # A connection that receives streamed tokens stays at its address, because a move to a better address would lose
+        # tokens. A connection that only receives commands may move, because a lost command can be repeated.
         self._consuming.is_pinned = lambda: topology.STREAM in list(self._private.values())
         self._getter = Getter(self._consuming)
         deadline = time.monotonic() + connect_timeout_s
@@ -75,7 +75,7 @@ class RabbitMQBroker(Broker):
             for connection in (self._publishing, self._consuming):
                 connection.wait_open(deadline - time.monotonic())
             if not self._publisher.ready.wait(deadline - time.monotonic()):
-                raise BrokerUnavailable(f"the broker at {self._publishing.peer} opened no channel in time")
+                raise BrokerUnavailable(f"the broker at {self._publishing.peer} did not open a channel in time")
         except KvasirError:
             self.close()
             raise
@@ -150,7 +150,7 @@ class RabbitMQBroker(Broker):
     def delete_queue(self, queue: str) -> None:
         """See `Broker`."""
         if queue not in self._private and not queue.startswith(topology.reply_queue("")):
-            raise ValueError(f"only a reply queue, or a private queue of this process, can be deleted, not {queue}")
+            raise ValueError(f"{queue} can't be deleted: it is not a reply queue or this process's private queue")
         self._private.pop(queue, None)
         # RabbitMQ confirms the deletion even if the queue doesn't exist.
         self._converse(f"deleting queue {queue}", lambda channel: channel.call("queue_delete", queue=queue))
@@ -179,7 +179,7 @@ class RabbitMQBroker(Broker):
             return
         self._closed = True
         self._publisher.close()
-        self._consuming.close()  # closed first: under an alarm, closing the publishing connection takes long
+        self._consuming.close()  # closed first: during an alarm, closing the publishing connection takes a long time
         self._publishing.close()
         for consumer in list(self._consumers):
             consumer.nudge()  # wake `receive`, which then finds the connection closed
@@ -199,7 +199,8 @@ class RabbitMQBroker(Broker):
 
         try:
             return self._unless_different(f"exchange {spec.name}", talk)
-        except ConfigError:  # This user has no right to create it. If it does not exist either, publishing will fail.
+        # This user is not allowed to create the exchange. If the exchange does not exist, publishing will fail.
+        except ConfigError:
             return None
 
     def _declare_if_reachable(self, spec: topology.QueueSpec) -> str | None:

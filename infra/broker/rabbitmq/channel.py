@@ -17,7 +17,7 @@ from infra.broker.rabbitmq.errors import translate
 from messages.errors import BrokerUnavailable
 
 T = TypeVar("T")
-Answer = Callable[[Any], object]  # a function that gets the broker's answer
+Answer = Callable[[Any], object]  # a function that is called with the broker's answer
 
 
 def settle(future: Future[T], value: T | None = None, error: BaseException | None = None) -> bool:

@@ -32,25 +32,28 @@ from messages.errors import BrokerUnavailable, ConfigError
 from messages.urls import addresses
 
 log = logging.getLogger(__name__)
-# pika logs each lost connection several times, as an error with a traceback. We log it once, and raise.
+# pika logs each lost connection several times, as an error with a traceback. Kvasir logs it once, and raises an error.
 logging.getLogger("pika").setLevel(logging.CRITICAL)
 
 Task = Callable[[], None]
 
-# If we give up a working connection by mistake, every job that we hold on it is decoded again. Heartbeats are needed
-# only for a machine or network that vanishes, since a killed process closes its sockets. With this interval the broker
-# notices within 40 to 60 s, and we notice within 25 s.
+# Heartbeats are needed only for a machine or network that vanishes, since a killed process closes its sockets. With
+# this interval, the broker notices the loss within 40 to 60 s, and this process notices it within 25 s.
+#
+# With a shorter interval, a working connection could be given up by mistake. Every job that was delivered on it would
+# then be decoded again.
 HEARTBEAT_S = 20
 # A memory or disk alarm blocks publishers. If they stay blocked for this long, the connection is closed and opened
 # again.
 BLOCKED_S = 300
 CONNECT_S = 5
-# With several addresses, the first try at each address gets only this time. Later tries get the usual time.
+# If there are several addresses, the first attempt at each address may take only this long. Later attempts may take
+# CONNECT_S.
 GLANCE_S = 0.8
 RETURN_S = 10.0  # pause between two checks for a better address
 _BATCH_TASKS = 200
 CLOSE_S = 5
-SETTLE_S = 0.1  # pause between the last ack and closing; see `Connection.acked`
+SETTLE_S = 0.1  # pause between the last ack and closing the connection; see `Connection.acked`
 
 _BACKOFF = wait_exponential(multiplier=0.05, max=1.8) + wait_random(0, 0.2)
 
@@ -104,7 +107,7 @@ def parameters(url: str, name: str, ca_file: str = "") -> pika.URLParameters:
         if option not in options:
             setattr(settings, option, value)
     if settings.ssl_options is not None and "ssl_options" not in options:
-        # pika's default has no host name, so its certificate check would fail.
+        # pika's default TLS options contain no host name, so the check of the certificate would fail.
         settings.ssl_options = pika.SSLOptions(_tls(ca_file), settings.host)
     settings.connection_attempts = 1
     settings.client_properties = {"connection_name": name}
@@ -163,7 +166,7 @@ class Connection:
         self._choice = 0
         # How often all addresses have been tried since the connection was last open.
         self._rounds = 0
-        # While another address is in use, this second connection tries the preferred one.
+        # While another address is in use, this second connection tries the preferred address.
         self._better: GuardedConnection | None = None
         self._on_open = on_open
         self._on_unblocked = on_unblocked
@@ -175,7 +178,8 @@ class Connection:
         self._open = False
         self._closing = False
         self._has_ended = False
-        # Set only before the connection first opens. After that, any failure can be temporary.
+        # The error that makes further attempts pointless. It is set only before the connection opens for the first
+        # time, because any later failure can be temporary.
         self._hopeless: BaseException | None = None
         self._failure: BaseException | None = None
         self._backoff = Backoff()
@@ -184,10 +188,10 @@ class Connection:
         self.openings = 0
         # (IO) channels that can have unacked deliveries
         self.holders: WeakSet[DeliveryHolder] = WeakSet()
-        # (IO) True if leaving this address would lose more than deliveries, such as streamed tokens.
+        # (IO) Whether leaving this address would lose something besides deliveries, for example streamed tokens.
         self.is_pinned: Callable[[], bool] = lambda: False
         self.alarm = ""  # (IO) the broker's reason for blocking publishers, or ""
-        self.server: dict[str, Any] = {}  # server properties, from the latest opening
+        self.server: dict[str, Any] = {}  # the server's properties, read when the connection last opened
         name = str(settings[0].client_properties["connection_name"])
         self._thread = threading.Thread(target=self._run, name=f"amqp {name}", daemon=True)
 
@@ -277,12 +281,13 @@ class Connection:
             except Exception:  # a bug in one task must not end the thread that all callers use
                 log.exception("broker connection to %s: bug in a task; connecting again", self.peer)
                 self._cut("a bug of ours")
-        self._has_ended = True  # set before the last run of tasks: a task that is appended later is run by its caller
+        # This is set before the tasks run for the last time. A task that is added later runs in its caller's thread.
+        self._has_ended = True
         self._run_tasks()
         self._loop.close()
 
     def _run_tasks(self) -> None:
-        # Cleared before the loop, so that a task that is appended after the loop wakes the thread again.
+        # Clear this flag before the loop. A task that is added after the loop then wakes the thread again.
         self._wake_pending = False
         while self._tasks:
             wire = self._raw.wire if self._raw is not None else Wire()

@@ -66,11 +66,11 @@ class Subscription(Holder):
     def _on_opened(self, channel: pika.channel.Channel) -> None:
         self.raw = channel
         # The broker cancels a consumer when its queue is deleted, when the queue's leader is gone, or on a consumer
-        # timeout (RabbitMQ 4.3). Deliveries that are held can still be acked.
+        # timeout (RabbitMQ 4.3). Deliveries that have already arrived can still be acked.
         cancelled = BrokerUnavailable("the broker cancelled the consumer")
         channel.add_on_cancel_callback(lambda _frame: self._flow_ended(cancelled))
         channel.basic_qos(prefetch_count=self._prefetch)
-        # The tag is always new: with a tag that was used before, messages get stuck on quorum queues of older brokers.
+        # Each subscription has a new tag. If a tag is used again, messages get stuck in quorum queues of older brokers.
         self._tag = f"kvasir-{uuid.uuid4().hex}"
         self._connection.raw.wire.takers[channel.channel_number, self._tag.encode()] = self._on_message
         consumer = self._consumer
@@ -141,11 +141,11 @@ class RabbitConsumer(BufferedConsumer[RabbitDelivery]):
         super().__init__(queue, prefetch, exclusive, threading.Condition())
         self._connection = connection
         self._on_closed = on_closed
-        self._is_paused = False  # also guarded by the condition
-        self._subscriptions: set[Subscription] = set()  # this field and the next four: IO thread only
+        self._is_paused = False  # guarded by `_condition`, like the buffer
+        self._subscriptions: set[Subscription] = set()  # only the IO thread uses this field and the next four
         self._backoff = Backoff()
         self._backing_off = False  # True if the broker has just refused a subscription
-        self._quiet: list[Future[None]] = []  # settled once all subscriptions have stopped
+        self._quiet: list[Future[None]] = []  # these futures get their result when all subscriptions have stopped
         self._first: Future[None] = Future()
 
     def start(self, timeout_s: float) -> None:

@@ -43,8 +43,8 @@ class Holder:
     def __init__(self, connection: Connection, on_acked: Callable[[], None]) -> None:
         self._connection = connection
         self._on_acked = on_acked
-        self._unacked: set[int] = set()  # any thread
-        self._acks: deque[int] = deque()  # any thread appends, and the IO thread removes
+        self._unacked: set[int] = set()  # used by any thread
+        self._acks: deque[int] = deque()  # any thread appends tags, and the IO thread removes them
         self._are_acks_due = False  # True if the IO thread already has a task that sends the acks
         self._open_tags: dict[int, None] = {}  # (IO) tags whose acks have not been sent, in order
         self.raw: pika.channel.Channel | None = None
@@ -72,7 +72,7 @@ class Holder:
         if self.is_lost:
             return False
         try:
-            self._unacked.remove(tag)  # atomic: if two threads ack the same delivery, only one gets past this
+            self._unacked.remove(tag)  # atomic: if two threads ack the same delivery, only one gets past this line
         except KeyError:
             return not self.is_lost
         self._acks.append(tag)
@@ -93,7 +93,7 @@ class Holder:
             self.raw.close()
 
     def _send_acks(self) -> None:
-        # Cleared before reading the acks, so that an ack that is appended later gets another task.
+        # Clear this flag before reading the acks. An ack that is added later then submits another task.
         self._are_acks_due = False
         tags = [self._acks.popleft() for _ in range(len(self._acks))]
         if tags and self.raw is not None and self.raw.is_open:

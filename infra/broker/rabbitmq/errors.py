@@ -16,7 +16,7 @@ RESOURCE_LOCKED = 405
 PRECONDITION_FAILED = 406
 NOT_ALLOWED = 530
 
-# Every class of `pika.exceptions`. A test compares this table with pika, so that a new class gets a decision.
+# Every class of `pika.exceptions`. A test compares this table with pika, so that no new class is overlooked.
 BY_CLASS: dict[type[Exception], type[KvasirError]] = {
     pika_errors.AMQPError: BrokerUnavailable,
     # The connection is gone or could not be opened. It will be opened again.
@@ -32,11 +32,11 @@ BY_CLASS: dict[type[Exception], type[KvasirError]] = {
     pika_errors.NoFreeChannels: BrokerUnavailable,
     # pika also raises this error while a broker is starting.
     pika_errors.IncompatibleProtocolError: BrokerUnavailable,
-    # A person has to correct the URL.
+    # The broker refused the login or the virtual host, so a person has to correct the URL.
     pika_errors.AuthenticationError: ConfigError,
     pika_errors.ProbableAuthenticationError: ConfigError,
     pika_errors.ProbableAccessDeniedError: ConfigError,
-    # A channel is gone. The reply code says why; see `of_reply`.
+    # A channel was closed. The reply code says why; see `of_reply`.
     pika_errors.AMQPChannelError: BrokerUnavailable,
     pika_errors.ChannelWrongStateError: BrokerUnavailable,
     pika_errors.ChannelClosed: BrokerUnavailable,
@@ -56,7 +56,7 @@ BY_CLASS: dict[type[Exception], type[KvasirError]] = {
     # Our message can't be written as AMQP.
     pika_errors.UnsupportedAMQPFieldException: InvalidMessage,
     pika_errors.ShortStringTooLong: InvalidMessage,
-    # Only a bug of ours can cause these.
+    # Only a bug in Kvasir can cause these errors.
     pika_errors.DuplicateConsumerTag: BrokerUnavailable,
     pika_errors.DuplicateGetOkCallback: BrokerUnavailable,
     pika_errors.InvalidChannelNumber: BrokerUnavailable,

@@ -28,17 +28,17 @@ _BATCH_BYTES = 64 * 1024
 _METHOD, _HEADER, _BODY, _END = 1, 2, 3, 0xCE
 _DELIVER, _ACK = b"\x00\x3c\x00\x3c", b"\x00\x3c\x00\x50"
 _BASIC = 60
-_FRAME_START = 7  # bytes of a frame before its payload
+_FRAME_START = 7  # number of bytes in a frame before the payload
 
-# Flags of the properties that are present, in the order in which their values follow.
+# Each flag says that a message has the property of this name. The properties' values follow in the order of the flags.
 _CONTENT_TYPE, _HEADERS, _DELIVERY_MODE = 1 << 15, 1 << 13, 1 << 12
 _CORRELATION_ID, _REPLY_TO, _MESSAGE_ID, _TIMESTAMP, _TYPE = 1 << 10, 1 << 9, 1 << 7, 1 << 6, 1 << 5
 _ALWAYS = _CONTENT_TYPE | _HEADERS | _DELIVERY_MODE | _TIMESTAMP
 _USUAL = _ALWAYS | _CORRELATION_ID | _REPLY_TO | _MESSAGE_ID | _TYPE
 
-_FRAME = struct.Struct(">BHI")  # type, channel, bytes of the payload
-_CONTENT = struct.Struct(">HHQH")  # class, weight, bytes of the body, property flags
-_TAG = struct.Struct(">QB")  # delivery tag, one bit
+_FRAME = struct.Struct(">BHI")  # frame type, channel, size of the payload in bytes
+_CONTENT = struct.Struct(">HHQH")  # AMQP class, weight, size of the body in bytes, property flags
+_TAG = struct.Struct(">QB")  # delivery tag, one flag
 _U32 = struct.Struct(">I")
 _I32 = struct.Struct(">i")
 _I64 = struct.Struct(">q")
@@ -94,7 +94,7 @@ class FastWire(Wire):
         try:
             while True:
                 at = self._read_next(data, at)
-        # These errors also mean that the data is incomplete, and that the rest is still to come.
+        # These errors can also mean that the data is incomplete, because the rest has not arrived yet.
         except (_Unusual, struct.error, IndexError, UnicodeDecodeError):
             return at or super().read(data)
 
@@ -182,7 +182,8 @@ def _table_bytes(headers: Mapping[str, Header]) -> bytes:
     return _U32.pack(len(pairs)) + pairs
 
 
-# Most headers are equal in all messages of a batch. `typed` keeps 1 and 1.0 apart, because their bytes differ.
+# The bytes are cached, because most headers are the same in all messages of a batch. `typed` keeps 1 and 1.0 apart,
+# because their bytes differ.
 @lru_cache(maxsize=1024, typed=True)
 def _pair(name: str, value: Header) -> bytes:
     return b"" if is_brokers(name) else _short(name) + _value_bytes(value)

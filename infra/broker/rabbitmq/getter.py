@@ -16,7 +16,7 @@ from infra.broker.rabbitmq.delivery import Holder, RabbitDelivery
 from infra.broker.rabbitmq.errors import translate
 from messages.errors import KvasirError
 
-MAX_IDLE = 4  # channels kept for the next get
+MAX_IDLE = 4  # maximum number of idle channels that are kept for later gets
 
 
 class Getter:

@@ -56,7 +56,7 @@ def to_properties(message: Message, kind: str) -> spec.BasicProperties:
 
 def without_headers(header_frame: bytes) -> bytes:
     """Return a content header frame with an empty headers table, for a table that pika can't decode."""
-    at = spec.FRAME_HEADER_SIZE + 12  # the flags begin here; the fields follow in the order of their flags
+    at = spec.FRAME_HEADER_SIZE + 12  # the flags begin here; the properties follow in the order of their flags
     (flags,) = struct.unpack_from(">H", header_frame, at)
     at += 2
     for flag in (spec.BasicProperties.FLAG_CONTENT_TYPE, spec.BasicProperties.FLAG_CONTENT_ENCODING):

@@ -26,8 +26,8 @@ from messages.errors import BrokerUnavailable, InvalidMessage, NoQueue
 
 log = logging.getLogger(__name__)
 
-# When the broker closes the channel for one bad message, all unconfirmed messages on it are published again. A message
-# that was on the channel at this many closings counts as the bad one.
+# When the broker closes the channel because of a bad message, all unconfirmed messages on the channel are published
+# again. After this many closings, a message that was unconfirmed each time counts as the bad one.
 MAX_REFUSALS = 3
 MAX_LOSSY_BACKLOG = 10_000
 
@@ -60,8 +60,8 @@ class Publisher:
         self.connection.is_pinned = lambda: bool(self._in_flight or self._backlog)
         self._channel: pika.channel.Channel | None = None  # set while the channel is in confirm mode
         self._next_tag = 1
-        self._in_flight: dict[int, Outgoing] = {}  # by delivery tag, in order
-        self._backlog: deque[Outgoing] = deque()  # any thread appends, and the IO thread removes
+        self._in_flight: dict[int, Outgoing] = {}  # delivery tag -> message, in the order of the tags
+        self._backlog: deque[Outgoing] = deque()  # any thread appends messages, and the IO thread removes them
         self._is_drain_due = False  # True if the IO thread already has a task that publishes the backlog
         self._lossy: pika.channel.Channel | None = None
         self._lossy_backlog = 0
@@ -97,7 +97,7 @@ class Publisher:
 
         It runs as a separate task, so that many messages go in one write.
         """
-        # Cleared before reading the backlog, so that a message that is appended later gets another task.
+        # Clear this flag before reading the backlog. A message that is added later then submits another task.
         self._is_drain_due = False
         if self._closed:
             self._close()
@@ -137,7 +137,7 @@ class Publisher:
             return
         try:
             self.connection.raw.wire.publish(channel, outgoing.to, outgoing.message, str(self._next_tag))
-        # The message can't be written as AMQP: too long, not UTF-8, out of range.
+        # The message can't be written as AMQP, for example because a value is too long, not UTF-8 or out of range.
         except Exception as error:  # noqa: BLE001
             self._fail(outgoing, InvalidMessage(f"{outgoing.describe()} can't be written as AMQP: {error!r:.200}"))
             return
@@ -172,7 +172,7 @@ class Publisher:
             self._channel.close()
 
     def _take(self, tag: int, multiple: bool) -> list[Outgoing]:
-        last = tag or self._next_tag  # tag 0 means all
+        last = tag or self._next_tag  # tag 0 means all messages
         tags = list(itertools.takewhile(last.__ge__, self._in_flight)) if multiple else [tag]
         self._backoff.reset()
         return [self._in_flight.pop(confirmed_tag) for confirmed_tag in tags if confirmed_tag in self._in_flight]
@@ -251,7 +251,7 @@ class Stream:
         self._confirm_count = 0
         self._error: Exception | None = None
         self.outcomes: queue.SimpleQueue[tuple[Outgoing, Exception | None]] = queue.SimpleQueue()
-        self.is_abandoned = False  # True if the caller is gone: its messages are not published again
+        self.is_abandoned = False  # True if the caller is gone; its messages are then not published again
 
     def publish_all(self, sends: Iterable[tuple[Address, Message]], on_confirmed: Callable[[Message], None]) -> int:
         """Publish all messages, and return how many were confirmed.
@@ -275,9 +275,9 @@ class Stream:
 
     def _wait_for_window(self, on_confirmed: Callable[[Message], None]) -> None:
         if self._in_flight >= self._window:
-            # Free a tenth of the window at once. If one confirm freed one place, this thread and the IO thread would
-            # alternate for each message. If this freed more, the broker would run out of messages, because the IO
-            # thread hardly writes while the caller makes new ones.
+            # Wait until a tenth of the window is free. If this thread went on after every confirm, it and the IO thread
+            # would alternate for each message. If it waited for more than a tenth, the broker would run out of
+            # messages, because the IO thread hardly writes while the caller makes new ones.
             while self._in_flight > self._window - max(1, self._window // 10):
                 self._settle_one(on_confirmed)
         while not self.outcomes.empty():

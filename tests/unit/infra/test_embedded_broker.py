@@ -93,7 +93,7 @@ def test_a_private_queue_is_read_by_its_owner_alone_and_goes_with_it(server: Emb
     owner, other = EmbeddedBroker(server), EmbeddedBroker(server)
     name = owner.open_private_queue("stream.1", topology.STREAM)
     other.publish(Address(topology.STREAM, name), Message(b"token"))
-    with pytest.raises(ValueError, match="can be deleted, not"):
+    with pytest.raises(ValueError, match="can't be deleted: it is not a reply queue"):
         other.delete_queue(name)
     owner.close()
     assert other.depth(name) is None

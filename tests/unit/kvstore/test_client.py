@@ -8,7 +8,9 @@ REDIS = {"redis_version": "7.0.15", "redis_mode": "standalone"}
 VALKEY = {"redis_version": "7.2.4", "server_name": "valkey", "valkey_version": "9.1.2", "server_mode": "standalone"}
 
 
-@pytest.mark.parametrize(("said", "name"), [(REDIS, "Redis 7.0.15"), (VALKEY, "Valkey 9.1.2"), ({}, "no Redis")])
+@pytest.mark.parametrize(
+    ("said", "name"), [(REDIS, "Redis 7.0.15"), (VALKEY, "Valkey 9.1.2"), ({}, "not a Redis server")]
+)
 def test_a_store_goes_by_its_own_name(said: dict[str, str], name: str) -> None:
     assert product(said) == name
 
