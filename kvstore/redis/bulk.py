@@ -90,7 +90,7 @@ def bulk_target(url: str) -> BulkTarget | None:
 
 
 class Bulk:
-    """A `redis_store.Transport` over plain sockets. It keeps idle connections, which any thread may use."""
+    """A `Transport` over plain sockets. It keeps idle connections, which any thread may use."""
 
     _client: Any = None  # redis-py's client, only for a cluster; it finds keys that have moved to another node
 
