@@ -36,7 +36,7 @@ TOKENS = 2048
 POSITIONS = 16
 WIDTH = 16
 VERSION = 1  # sketches of different versions are never compared
-_MAX_BYTES = 4 << 20  # 1,024 layers take 2.2 MiB
+_MAX_BYTES = 4 << 20  # a sketch of 1,024 layers has 2.2 MiB
 
 # For each rounding, from fine to coarse: the tolerance for the first layer, and the tolerance for later layers.
 TOLERANCES = {
@@ -47,8 +47,8 @@ TOLERANCES = {
     "q4": (0.4, 1.3),
 }
 _ROUNDINGS = tuple(TOLERANCES)
-# One position in this many is allowed to differ by more. Where two experts are nearly tied, rounding can choose the
-# other one.
+# One position out of this many is allowed to exceed the tolerance. In a mixture of experts, rounding can change which
+# of two nearly tied experts is chosen.
 _POSITIONS_PER_OUTLIER = 8
 
 
@@ -205,8 +205,8 @@ def _place(layout: KVLayout, row: int, position: int, part: int) -> str:
 def _coarsest(left: Sketch, right: Sketch) -> str:
     """The coarsest rounding involved in either KV cache."""
     roundings = {left.rounding, right.rounding}
-    # Equal weights are rounded equally. So only the rounding of activations in kernels can cause differences. Kernels
-    # round activations to 8 bits at the coarsest.
+    # Equal weights are rounded equally. So differences can only come from kernels, which round activations to 8 bits at
+    # the coarsest.
     if left.weights == right.weights:
         roundings = {min(rounding, "q8", key=_ROUNDINGS.index) for rounding in roundings}
     return max(roundings | {left.layout.dtype, right.layout.dtype}, key=_ROUNDINGS.index)
@@ -276,7 +276,7 @@ class Sketches:
 
     def __init__(self, sketch: Sketch | None = None, store: SketchStore | None = None) -> None:
         self.name = sketch.name if sketch else ""
-        self.refusals: dict[str, str] = {}  # why each sketch is refused, in one sentence, by the sketch's name
+        self.refusals: dict[str, str] = {}  # for each refused sketch, by name: a sentence that says why
         self._sketch = sketch
         self._store = store
         self._agreements = {self.name: SketchAgreement("")}

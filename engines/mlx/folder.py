@@ -12,8 +12,8 @@ from messages.errors import ConfigError
 
 # In mlx-lm, all layers of these models attend to every position, whatever config.json says.
 _NO_WINDOW = {"mistral", "phi3", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe"}
-# mlx-lm gives these models no RoPE scaling, and refuses one of them if its folder states a scaling. `mlx_rope` adds the
-# scaling.
+# mlx-lm computes these models without RoPE scaling, and refuses one of them if its config.json states a scaling. So the
+# scaling is hidden from mlx-lm, and `engines.mlx.rope` adds it.
 NO_SCALING = {"qwen2_moe", "qwen3_moe"}
 _EXPERTS = ".mlp.experts."
 
@@ -60,7 +60,7 @@ def _gated_delta(config: dict[str, Any]) -> dict[str, Any]:
     """Its words for a Qwen3.5 or a Qwen3-Next: numbers of RoPE in either place, and which layers attend."""
     changes: dict[str, Any] = {"model_type": str(config["model_type"]).removesuffix("_text")}
     if isinstance(config.get("text_config"), dict):
-        return changes  # it states no layers
+        return changes  # the layers are listed in the inner text_config
     parameters = rope_parameters(config)
     changes |= {"rope_parameters": parameters, "partial_rotary_factor": parameters["partial_rotary_factor"]}
     kinds = config.get("layer_types") or []
