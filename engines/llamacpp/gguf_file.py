@@ -67,7 +67,7 @@ class GGUFFile:
 
 
 def read_gguf(path: Path) -> GGUFFile:
-    """The file's metadata; raises ConfigError, in one sentence, if it is missing, no GGUF, damaged or cut short."""
+    """The file's metadata; raises ConfigError, in one sentence, if it is missing, not GGUF, damaged or cut short."""
     try:
         size = path.stat().st_size
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:

@@ -89,8 +89,9 @@ class SlotFile:
 class SlotShape:
     """How a model's KV cache is laid out in its slot files: full-attention layers first, then window layers.
 
-    `interleaved`: K's rotated pairs are neighbours (llama-family GGUFs), not halves. `key_heads`, if not 0: heads of
-    values that share one of keys are not neighbours, but come one for each head of keys, in turn (qwen35).
+    `interleaved`: the two numbers of each rotated pair in K are neighbours (llama-family GGUFs), not in two halves.
+    `key_heads`: how many key heads there are, if the value heads are in qwen35's order: one for each key head, then the
+    next one for each, and so on. 0: the value heads of one key head are neighbours.
     """
 
     layout: KVLayout

@@ -1,6 +1,7 @@
-"""What mlx-lm is told of a model folder where it reads another release's words than the folder is written in. Pure.
+"""Translates the settings and tensor names of a model folder to those that mlx-lm knows. Pure.
 
-mlx-lm 0.32 follows transformers 4; nothing is written into the folder. A sliding window that it ignores is refused.
+mlx-lm 0.32 follows transformers 4, but a folder can come from transformers 5. Nothing is written into the folder. A
+sliding window that mlx-lm ignores is refused.
 """
 
 from collections.abc import Iterator
@@ -57,7 +58,7 @@ def rename_tensors(model_type: str, weights: dict[str, Any]) -> dict[str, Any]:
 
 
 def _gated_delta(config: dict[str, Any]) -> dict[str, Any]:
-    """Its words for a Qwen3.5 or a Qwen3-Next: numbers of RoPE in either place, and which layers attend."""
+    """The changes for a Qwen3.5 or a Qwen3-Next: RoPE's numbers in both places, and which layers attend."""
     changes: dict[str, Any] = {"model_type": str(config["model_type"]).removesuffix("_text")}
     if isinstance(config.get("text_config"), dict):
         return changes  # the layers are listed in the inner text_config
