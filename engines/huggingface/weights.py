@@ -280,9 +280,7 @@ def _window_layers(config: dict[str, Any], kind: str, layers: int) -> tuple[int,
         kinds = (["sliding_attention"] * (pattern - 1) + ["full_attention"]) * layers
     if kinds is None:
         if config.get("sliding_window") and config.get("use_sliding_window", True):
-            raise KVTransferFailed(
-                "config.json does not state which layers use a sliding window (layer_types)"
-            )
+            raise KVTransferFailed("config.json does not state which layers use a sliding window (layer_types)")
         return ()
     unsupported_kinds = set(kinds[:layers]) - {"sliding_attention", "full_attention"}
     if unsupported_kinds:
