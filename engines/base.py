@@ -49,10 +49,10 @@ class EngineInfo:
     """A loaded model in an engine."""
 
     engine: str
-    device: str  # "cpu", "cuda", "metal", "simulated"
-    context: int  # tokens, prompt and answer together
-    slots: int  # sequences decoded at once
-    fingerprint: str  # identifies the KV family (shapes, RoPE, tokenizer, weights); "" if nothing is transferred
+    device: str  # such as "cpu", "cuda", "metal" or "simulated"
+    context: int  # maximum number of tokens that a prompt and its answer can have together
+    slots: int  # how many sequences the engine decodes at once
+    fingerprint: str  # identifies the KV family (shapes, RoPE, tokenizer, weights); "" if no KV cache is transferred
     tokenizer: str  # hash of the vocabulary
     layout: KVLayout | None  # None: the engine transfers no KV cache
     capabilities: Capabilities
@@ -63,8 +63,8 @@ class EngineInfo:
     build: str = ""  # version of the program that runs the model
     slot_file_version: str = ""  # format of the engine's KV cache files; "": it uses no files
     outside: str = ""  # host outside private networks that gets the prompts; "": there is none
-    prefill_slots: int = 1  # prompts computed at once
-    weights: str = ""  # fingerprint of the weights alone if `fingerprint` names a family; "": the same as `fingerprint`
+    prefill_slots: int = 1  # how many prompts prefill computes at once
+    weights: str = ""  # the weights' own fingerprint, if `fingerprint` names a family; "": the same as `fingerprint`
 
     def require_capacity(self, tokens: int) -> None:
         """Raises ContextExceeded unless the context holds `tokens`."""
@@ -91,10 +91,10 @@ class Answer:
     """A finished decode."""
 
     text: str
-    tokens: tuple[int, ...]  # as sampled, without the end-of-sequence token; () if the engine doesn't reveal them
+    tokens: tuple[int, ...]  # the sampled ids, without the end-of-sequence token; () if the engine doesn't reveal ids
     completion_tokens: int
     finish_reason: str  # "stop" or "length"
-    evaluated_tokens: int  # prompt tokens that the engine evaluated, by its own counter
+    evaluated_tokens: int  # how many prompt tokens the engine evaluated, according to its own counter
     first_token_s: float  # seconds from the call to the first token
     seconds: float  # seconds from the call to the last token, including the wait for a slot inside the engine
 
@@ -110,7 +110,7 @@ class StreamedText:
         """`start` is the time of the call to the engine, on the monotonic clock."""
         self.start = start
         self.text = ""
-        self.first_token_s = 0.0  # 0: no token has arrived
+        self.first_token_s = 0.0  # 0 until the first token arrives
         self._on_text = on_text
 
     def note_token(self) -> None:
@@ -248,7 +248,7 @@ class LoadedEngine(Generic[E]):
     why_no_kv: str = ""
     sketches: Sketches = field(default_factory=Sketches)  # decides whose KV caches this engine accepts
     template: str = ""  # from `engines.worker_info.template_name`
-    links: tuple[Link, ...] = ()  # links of this machine, as last measured
+    links: tuple[Link, ...] = ()  # this machine's network links, as last measured
 
 
 @runtime_checkable

@@ -26,17 +26,19 @@ from engines.base import TokenizedPrompt
 from messages.errors import ConfigError, InvalidPrompt
 from messages.jobs import ChatRole, Part
 
-# The marker has only lower-case letters, so that it never contains a date. Dates in a rendered template are replaced.
+# Dates in a rendered template are replaced. The marker has only lower-case letters, so it never contains a date.
 _MARKER = "kvasirqzjwkmarker"
 _MARKER_PATTERN = re.compile(_MARKER + "([a-j]+)x")
-# Stands for a function's arguments: a JSON object whose only key is a marker. Templates print arguments with `tojson`.
+# In place of a function's arguments, a template gets a JSON object whose only key is a marker. It prints this object
+# with `tojson`.
 _ARGUMENTS_PATTERN = re.compile(r'\{"(' + _MARKER + r'[a-j]+x)": ?0\}')
-# Some templates require nine characters. All calls share this id, because no template checks that ids differ.
+# Some templates require call ids of nine characters. All calls share this id, because no template checks that ids
+# differ.
 _CALL_ID = "call00000"
 _AS_LETTERS = str.maketrans("0123456789", "abcdefghij")
 _PADDING = " \n"
-# Samples of text that can follow the class's part of a prompt. The last tokens of that part can depend on what follows.
-# Those tokens are not shared.
+# Samples of text that can follow the part of a prompt that all students share. The last tokens of this part can depend
+# on the text that follows. Tokens that do so don't count as shared.
 _FOLLOWERS = ("", "a", "A", "0", " ", " a", "\n", "\n\n", ".", "_", "'s", "é", "语")
 MEMORY_SIZE = 64
 
@@ -129,7 +131,7 @@ class ChatPrompt(ABC):
             return TokenizedPrompt(tuple(self.raw_ids(messages[0].text)), 0)
         frame = self._frame_of(messages, clock)
         ids = self._ids(frame, [message.text for message in messages])
-        common = []  # the texts that the class shares; the message in which students differ comes last
+        common = []  # the shared text of each message, up to the first message that differs between students
         for message in messages:
             common.append(message.text[: message.common])
             if message.common < len(message.text):
@@ -185,7 +187,7 @@ class ChatPrompt(ABC):
 
     def _common_ids(self, frame: _Frame, common: tuple[str, ...]) -> tuple[int, ...]:
         """The ids with which every prompt begins that has this class-wide part, in messages of these roles."""
-        # Some templates trim messages. The x keeps a template from removing a follower that is only white space.
+        # Some templates trim messages. The final x keeps them from removing a follower that consists of white space.
         variants = [self._ids(frame, [*common[:-1], common[-1] + follower + "x"]) for follower in _FOLLOWERS]
         return variants[0][: min(common_prefix(variants[0], variant) for variant in variants[1:])]
 

@@ -5,7 +5,7 @@ from collections import defaultdict
 
 from messages.workers import MAX_POINTS, RateCurve
 
-_WEIGHT = 0.1  # weight of the newest value in a moving average; the first ten are a plain mean
+_WEIGHT = 0.1  # weight of the newest value in a moving average; the first ten values have equal weights
 
 
 class MeasuredCurves:
@@ -16,7 +16,8 @@ class MeasuredCurves:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._points: dict[str, dict[int, tuple[int, float]]] = defaultdict(dict)  # by number: count and mean
+        # By model and number: how many rates were measured, and their moving average.
+        self._points: dict[str, dict[int, tuple[int, float]]] = defaultdict(dict)
 
     def note(self, model: str, at: int, tokens_per_s: float) -> None:
         """Add a measurement."""

@@ -30,12 +30,12 @@ class EngineOptions:
     """How to load a model. Each engine defines what `weights` means: a file, a folder or a URL."""
 
     weights: str
-    context: int = 0  # tokens; 0: as many as the model was trained for
-    slots: int = 4  # sequences decoded at once
-    threads: int = 0  # CPU threads; 0: the engine's choice
+    context: int = 0  # maximum number of tokens; 0: as many as the model was trained for
+    slots: int = 4  # how many sequences the engine decodes at once
+    threads: int = 0  # number of CPU threads; 0: the engine chooses
     allow_external: bool = False  # whether prompts are allowed to go to a server outside private networks
-    api_key: str = field(default="", repr=False)  # for a server that requires one
-    prefill_slots: int = 1  # number of prompts that prefill computes together, if the engine can batch them
+    api_key: str = field(default="", repr=False)  # the key for a server that requires one
+    prefill_slots: int = 1  # how many prompts prefill computes together, if the engine can batch them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,22 +44,23 @@ class EngineEntry:
     starts."""
 
     name: str
-    module: str  # has `open_engine(options)`; imported when a model is loaded
+    module: str  # the module that has `open_engine(options)`; it is imported when a model is loaded
     capabilities: Capabilities
-    weights: str  # the forms of the setting `weights.NAME`, joined by ", "
+    weights: str  # the forms that the setting `weights.NAME` can have, joined by ", "
 
-    # How a relative path in `weights` is read. A path starts from the folder of its kvasir.toml, unless it has a
-    # scheme. A hub's OWNER/NAME is kept as it is if no file has that path. A text is always kept as it is.
+    # How a relative path in `weights` is read. With "path", it starts from the folder of its kvasir.toml, unless it has
+    # a scheme. "path or hub name" means the same, except that OWNER/NAME is a model on the hub if no file has that
+    # path. With "text", the value is never a path.
     weights_type: Literal["path", "path or hub name", "text"] = "path"
     weights_text: str = ""  # text for docs/reference/configuration.md; "": made from `weights`
     takes_api_key: bool = False
-    packages: tuple[str, ...] = ()  # packages that it imports
-    extra: str = ""  # Kvasir's extra that installs `packages`
+    packages: tuple[str, ...] = ()  # Python packages that the engine imports
+    extra: str = ""  # the pip extra of Kvasir that installs `packages`
     family: str = ""  # engines of one family can read each other's KV caches if the weights are the same
     note: str = ""  # shown by `kvasir engines`
-    has_slot_files: bool = False  # writes slot files, which need room in shared memory
+    has_slot_files: bool = False  # whether the engine writes slot files, which need room in shared memory
 
-    # What `kvasir doctor` advises if a worker of this engine transfers no KV cache, or if it doesn't use the GPU.
+    # What `kvasir doctor` advises for a worker that transfers no KV cache, and for one that doesn't use the GPU.
     mend_transfer: str = MEND_TRANSFER
     mend_device: str = MEND_DEVICE
 

@@ -23,7 +23,7 @@ def family_fingerprint(model: str, engines: Sequence[str], layout: KVLayout, rop
     """
     shape: tuple[object, ...] = (layout.num_layers, layout.kv_heads, layout.head_dim)
     shape += (layout.window, layout.window_layers)
-    # The fingerprint names states only if the model has some, so that older fingerprints stay valid.
+    # Recurrent states are part of the fingerprint only if the model has some, so that older fingerprints stay valid.
     if layout.state_layers:
         shape += (layout.recurrent_layers, layout.both_layers, layout.conv_shape, layout.matrix_shape)
     seed = repr((model, sorted(engines), shape, ropes_text(ropes))).encode()

@@ -3,7 +3,8 @@
 import json
 from typing import Any
 
-# One space and no line breaks, because small models easily get lost in unlimited white space.
+# JSON is written with single spaces and without line breaks, because small models easily get lost in unlimited white
+# space.
 _JSON_STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 # A grammar in LLGuidance's variant of Lark. The JSON schema is appended to it. TEXT never matches a control token.
 _THOUGHTS_FIRST = """\

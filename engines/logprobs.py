@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-TOP = 64  # how many tokens an engine reports
-_NUM_LIKELIEST = 16  # number of likeliest tokens that are compared; for all others, rounding decides the order
+TOP = 64  # how many of the likeliest tokens an engine reports
+_NUM_LIKELIEST = 16  # how many of the likeliest tokens are compared; the order of the others depends on rounding
 
 
 def top_logprobs(scores: NDArray[np.floating[Any]]) -> dict[int, float]:

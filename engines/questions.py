@@ -8,7 +8,8 @@ from engines.chat import common_prefix
 from messages.change import replace_fields
 from messages.jobs import PrefillJob
 
-# This text replaces a job's only question. The shared part of the prompt ends where the two prompts begin to differ.
+# If a job has only one question, its prompt is compared with a second prompt, which has this text as the question. The
+# shared part ends where the two prompts begin to differ.
 _PLACEHOLDER_QUESTION = "?"
 
 

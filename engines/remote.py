@@ -42,25 +42,26 @@ _log = logging.getLogger(__name__)
 
 CONNECT_S = 10.0
 # Idle connections are reused for one second at most. Servers close an idle connection after 2 s (gunicorn), 5 s
-# (llama.cpp, uvicorn) or more. A request is lost if the server closes the connection at that moment. The loss shows at
-# once, before the server has begun to work, so the request is sent again.
+# (llama.cpp, uvicorn) or more. A request is lost if it is sent just as the server closes the connection. The client
+# notices this at once, before the server has begun to work, and sends the request again.
 IDLE_S = 1.0
 _LOST_AT_ONCE_S = 1.0
-_MOST_SENT = 4  # maximum number of attempts for a request; the next idle connection can have been closed too
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 10.0  # pauses between probes of a server that is away
+_MOST_SENT = 4  # a request is sent at most this often, because the next idle connection can have been closed too
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 10.0  # first and longest pause between two probes of a server that is away
 FINISH_REASONS = ("stop", "length")  # the finish reasons of a complete answer
-RANDOM_SEED = 0xFFFFFFFF  # llama.cpp, which can run behind a server, picks a random seed if it gets this one
+RANDOM_SEED = 0xFFFFFFFF  # llama.cpp, which can run behind a server, picks a random seed if it is given this one
 LETTERS_PER_TOKEN = 3.0  # assumed until the server has counted the sample's tokens
 
-# If the server counts fewer than this share of the expected tokens, it has cut the prompt. Between two prompts that
-# were not cut, the length of a token differs less than that.
+# A server that counts fewer than this share of the expected tokens has cut the prompt. In prompts that were not cut,
+# the average length of a token varies less.
 _CUT = 0.6
-# Ollama cuts a prompt to half the context plus a few tokens of its beginning. A prompt with exactly that many tokens
-# counts as whole only if about that many were expected.
+# Ollama cuts a prompt to half the context, plus a few tokens from its beginning. So a prompt of that length counts as
+# whole only if about as many tokens were expected.
 _KEPT, _CUT_TO_HALF = 8, 0.85
 _TEMPLATE_BYTES = 1024  # maximum number of bytes that a template can add to a prompt
-_RUN = re.compile(r"(.)\1{3,}", re.DOTALL)  # runs of one character; each takes a token or two, however long it is
-_NEIGHBOUR_TOKENS = 256  # in tokens; shorter prompts say little, because they are mostly template
+# Runs of a repeated character. A run takes one or two tokens, however long it is.
+_RUN = re.compile(r"(.)\1{3,}", re.DOTALL)
+_NEIGHBOUR_TOKENS = 256  # a prompt with fewer tokens is mostly template, so no average is taken from it
 _KNOWN_MARK = re.compile(
     r"<(?=[|｜][^<>\n]{1,64}[|｜]>|<SYS>>|\|?turn\|?>|/?(?:s|bos|eos|pad|unk|think|(?:start|end)_of_(?:turn|text|image)"
     r"|tool_call|tool_response|im_start|im_end|unused\d{1,4})>)|\[(?=/?(?:INST|SYSTEM_PROMPT|AVAILABLE_TOOLS|TOOL_\w+)\])",
@@ -340,7 +341,7 @@ class TextOnly(Generic[S]):
                 f"{sampling.max_tokens:,}, but the context holds only {self._context:,}"
             )
         text = "".join(part.text for part in prompt)
-        # Counted in bytes of UTF-8, since a token has about as many bytes in every language.
+        # The prompt's length is counted in bytes of UTF-8, because a token has about as many bytes in every language.
         num_bytes = len(_RUN.sub(r"\1\1\1", text).encode("utf-8", "surrogatepass"))
         # The sample is ASCII, so its letters per token are also bytes per token.
         expected = num_bytes / (self._neighbours_bytes_per_token or self._letters_per_token)

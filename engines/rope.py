@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 # Relative tolerance for comparing frequencies. Rounding to float32 changes a frequency by up to 2e-6, and a GPU's fast
-# sine by ten times that. Truncating YaRN's ramp changes frequencies by percents, and any other setting changes them by
-# more.
+# sine by ten times that. Truncating YaRN's ramp changes frequencies by a few percent, and any other setting changes
+# them by more.
 TOLERANCE = 1e-4
-# Digits of a frequency in a family's name. Names must be equal, so no tolerance is possible. Two configurations of one
-# model always differ in these digits of some frequency. In about one of a thousand models, two engines round to
-# different digits. Then the transfer is refused.
+# How many digits of each frequency are part of a family's name. Names must be equal, so no tolerance is possible. Two
+# configurations of one model always differ in these digits of some frequency. For about one model in a thousand, two
+# engines round a frequency to different digits, and the transfer is refused.
 _NAMED_DIGITS = 3
 
 
@@ -21,8 +21,8 @@ class Rope:
     """What one kind of layer does to its keys: pair i is rotated by `frequencies[i]` radians per position."""
 
     frequencies: tuple[float, ...]
-    scale: float = 1.0  # factor on the rotated numbers: YaRN's attention factor (mscale)
-    base: float = 0.0  # the base that the model states, for messages about a difference; 0: measured, not stated
+    scale: float = 1.0  # factor by which the rotated numbers are multiplied: YaRN's attention factor (mscale)
+    base: float = 0.0  # the base that the model states, for messages about a difference; 0: no base is known
 
     def __str__(self) -> str:
         pairs = len(self.frequencies)

@@ -1,8 +1,8 @@
-"""Sketches: what an engine computes from a fixed prompt, made small, so that two engines can be held to each other.
+"""Sketches: what an engine computes from a fixed prompt, made small, so that two engines can be compared.
 
-A sketch is, for each layer, K and V at 16 positions of a prompt of min(2,048, context) ids less its last one, each
-projected onto 16 random directions of signs, and its norm. Distances survive such a projection within about
-1/sqrt(2 * 16) = 18 % (Achlioptas, Database-friendly random projections, JCSS 66, 2003). Two engines agree where the
+For each layer, a sketch has K and V at 16 positions of a prompt of min(2,048, context) ids, without the last one. Each
+vector is projected onto 16 random directions of signs, and its norm is added. Such a projection changes distances by
+about 1/sqrt(2 * 16) = 18 % (Achlioptas, Database-friendly random projections, JCSS 66, 2003). Two engines agree if the
 differences are no larger than rounding makes them.
 
 Measured, as a share of the norm, the third largest of 16 positions, in the first layer and the largest of the others
@@ -14,8 +14,8 @@ Measured, as a share of the norm, the third largest of 16 positions, in the firs
     Q8_0, or 8-bit activations                0.024, 0.062
     Q4_0 and Q4_1                             0.19, 0.64
 
-What is taken for rounding is twice that, and more for float32, of which no deep model was measured (`TOLERANCES`), by
-the coarser of the two ends. GPUs were not measured.
+The tolerances are twice these figures, and more for float32, because no deep model was measured in it (`TOLERANCES`).
+Of the two engines, the one with the coarser rounding decides which tolerance applies. GPUs were not measured.
 """
 
 import hashlib
@@ -36,7 +36,7 @@ TOKENS = 2048
 POSITIONS = 16
 WIDTH = 16
 VERSION = 1  # sketches of different versions are never compared
-_MAX_BYTES = 4 << 20  # 1,024 layers take 2.2 MiB
+_MAX_BYTES = 4 << 20  # a sketch of 1,024 layers has 2.2 MiB
 
 # For each rounding, from fine to coarse: the tolerance for the first layer, and the tolerance for later layers.
 TOLERANCES = {
@@ -47,8 +47,8 @@ TOLERANCES = {
     "q4": (0.4, 1.3),
 }
 _ROUNDINGS = tuple(TOLERANCES)
-# One position in this many is allowed to differ by more. Where two experts are nearly tied, rounding can choose the
-# other one.
+# One position out of this many is allowed to exceed the tolerance. In a mixture of experts, rounding can change which
+# of two nearly tied experts is chosen.
 _POSITIONS_PER_OUTLIER = 8
 
 
@@ -56,9 +56,10 @@ _POSITIONS_PER_OUTLIER = 8
 class Sketch:
     """A sketch: what one engine computed from one set of weights.
 
-    `numbers` are float32 of the shape `shape(layout)`, (rows, K and V, POSITIONS, WIDTH + 1): the projection, then the
-    norm; zeros where a short prompt or window has fewer positions. A row is a layer; then one for each recurrent
-    state, of which the convolution's columns stand in K's place and the matrix in V's, at the last position only.
+    `numbers` are float32 of the shape `numbers_shape(layout)`, (rows, K and V, POSITIONS, WIDTH + 1): the projection,
+    then the norm. Positions that a short prompt or window doesn't have are zeros. Each layer has a row, and after them
+    each recurrent state. A state's row has only the last position, with the convolution's columns in K's place and the
+    matrix in V's.
     """
 
     engine: str
@@ -205,8 +206,8 @@ def _place(layout: KVLayout, row: int, position: int, part: int) -> str:
 def _coarsest(left: Sketch, right: Sketch) -> str:
     """The coarsest rounding involved in either KV cache."""
     roundings = {left.rounding, right.rounding}
-    # Equal weights are rounded equally. So only the rounding of activations in kernels can cause differences. Kernels
-    # round activations to 8 bits at the coarsest.
+    # Equal weights are rounded equally. So differences can only come from kernels, which round activations to 8 bits at
+    # the coarsest.
     if left.weights == right.weights:
         roundings = {min(rounding, "q8", key=_ROUNDINGS.index) for rounding in roundings}
     return max(roundings | {left.layout.dtype, right.layout.dtype}, key=_ROUNDINGS.index)
@@ -276,7 +277,7 @@ class Sketches:
 
     def __init__(self, sketch: Sketch | None = None, store: SketchStore | None = None) -> None:
         self.name = sketch.name if sketch else ""
-        self.refusals: dict[str, str] = {}  # why each sketch is refused, in one sentence, by the sketch's name
+        self.refusals: dict[str, str] = {}  # for each refused sketch, by name: a sentence that says why
         self._sketch = sketch
         self._store = store
         self._agreements = {self.name: SketchAgreement("")}

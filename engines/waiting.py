@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 from messages.errors import Cancelled, EngineUnavailable
 
-POLL_S = 0.1  # seconds between two checks of a waiting call
+POLL_S = 0.1  # a waiting call checks again after this many seconds
 
 
 def check_running(engine: str, closed: threading.Event, stop: threading.Event | None) -> None:

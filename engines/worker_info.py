@@ -14,11 +14,11 @@ MEND_ROPE = (
     "give both conversions of one configuration (llama.cpp always truncates YaRN's ramp), or run one engine at both "
     "ends"
 )
-_NOTE_CHARS = 250  # a registration's notes hold 1,024 bytes, and a reason can quote long text
-_BUILD_CHARS = 60  # a registration's build holds 255 bytes
+_NOTE_CHARS = 250  # a registration has room for 1,024 bytes of notes, but a reason can quote a long text
+_BUILD_CHARS = 60  # a registration has room for 255 bytes about the engine's version
 
-# Conversations on which templates differ: in how they begin, print or refuse a system message, close an answer, and
-# open the next one.
+# Conversations that show how templates differ: how they begin, whether and how they print a system message, and how
+# they end one answer and begin the next.
 _CONVERSATIONS = (
     (Part("user", "Why?"),),
     (Part("system", "Be brief."), Part("user", "Why?")),

@@ -23,7 +23,7 @@ from messages.jobs import user_prompt
 # Converters to GGUF turn every token that is spelled like this into a control token, whether it was declared special or
 # not.
 _SPELLED_LIKE_CONTROL = re.compile(r"<[|｜].*[|｜]>\Z", re.DOTALL)
-# Tokens that end an answer in several model families. They count even if a model's configuration doesn't list them.
+# Tokens that end an answer in several model families, even if a model's configuration doesn't list them.
 _ENDS = ("<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "<end_of_turn>", "<|return|>",
          "<|call|>")  # fmt: skip
 
@@ -49,13 +49,14 @@ class HFPrompt(ChatPrompt):
         # user is allowed to become such a mark.
         marks = [entry for entry in definition.get("added_tokens") or [] if entry["content"].strip()]
         self._control = _control_pattern(marks)
-        # llama.cpp finds these marks in any text. So both engines cut a text inside each of them.
+        # llama.cpp turns each of these marks into one token, in any text. So the llama.cpp engine cuts a text inside
+        # each mark. This class does the same, so that both get the same ids.
         self._ordinary_marks = _pattern([re.escape(entry["content"]) for entry in marks if not entry.get("special")])
         self._parsing = _load(self.tokenizer_json, folder)
         for entry in marks:
             entry["special"] = True
-        # A Unigram model lists the marks as pieces too, even as the likeliest ones. Each gets a random name that no
-        # text can contain.
+        # A Unigram model lists the marks among its pieces too, even as the likeliest ones. Each such piece gets a
+        # random name that no text can contain.
         if definition["model"].get("type") == "Unigram":
             hidden = {entry["content"]: secrets.token_hex(16) for entry in marks}
             definition["model"]["vocab"] = [

@@ -17,8 +17,8 @@ _WITH_ORIGINAL = ("llama3", "yarn", "longrope")
 _GPT_OSS = {"rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False,
             "original_max_position_embeddings": 4096}  # fmt: skip
 _THETA = {"gpt_oss": 150_000.0}
-# Models with Gated DeltaNet layers. Their other layers rotate only the first part of each key: a quarter, if
-# config.json states no other share. Qwen3.5 rotates by three positions (M-RoPE), which are equal for text.
+# Models with Gated DeltaNet layers. Their attention layers rotate only the first part of each key: a quarter, unless
+# config.json states another share. Qwen3.5 rotates by three positions (M-RoPE), which are equal for text.
 GATED_DELTA = ("qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text", "qwen3_next")
 _GEMMA3 = ("gemma3", "gemma3_text")
 _GEMMA3_THETA = {FULL: ("rope_theta", 1_000_000.0), SLIDING: ("rope_local_base_freq", 10_000.0)}
@@ -96,7 +96,7 @@ def _build_rope(parameters: dict[str, Any], frequencies: list[float], base: floa
 def _llama3(frequency: float, parameters: dict[str, Any], original: float) -> float:
     """Fast pairs unchanged, slow ones slowed by `factor`, and a ramp in between (Llama 3.1's release)."""
     low, high = float(parameters["low_freq_factor"]), float(parameters["high_freq_factor"])
-    turns = original * frequency / (2 * math.pi)  # turns within the original context
+    turns = original * frequency / (2 * math.pi)  # how many times the pair turns within the original context
     part = min(1.0, max(0.0, (turns - low) / (high - low)))
     return (1 - part) * frequency / float(parameters["factor"]) + part * frequency
 

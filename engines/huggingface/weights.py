@@ -17,13 +17,14 @@ from engines.huggingface.rope import GATED_DELTA, head_dim, rope_parameters
 from messages.errors import ConfigError, InvalidMessage, KVTransferFailed
 from messages.kv import DType, KVLayout
 
-FORMAT = "hf/2"  # must change whenever Kvasir lays out blocks of the same weights differently than before
+FORMAT = "hf/2"  # must change whenever Kvasir changes the layout of KV blocks for the same weights
 DTYPES: dict[str, DType] = {"float16": "f16", "bfloat16": "bf16", "float32": "f32"}
 # Models with recurrent layers whose states can't be transferred yet.
 _RECURRENT = {"bamba", "falcon_h1", "granitemoehybrid", "jamba", "kimi_linear", "lfm2", "lfm2_moe", "mamba", "mamba2",
               "nemotron_h", "olmo_hybrid", "recurrent_gemma", "rwkv", "zamba", "zamba2"}  # fmt: skip
 
-# Architectures whose keys PyTorch and MLX rotate in halves: the whole key, or only its first part.
+# Architectures for which PyTorch and MLX rotate pairs of one number from each half of a key. Some rotate only the first
+# part of a key, split into halves.
 ROTATED_IN_HALVES = {
     *GATED_DELTA,
     "llama",
@@ -37,9 +38,9 @@ ROTATED_IN_HALVES = {
     "phi3",
     "gemma3_text",
 }
-# RoPE whose angles depend on the prompt's length. Keys that were computed in a short prompt are wrong in a long one.
+# Types of RoPE whose angles depend on the prompt's length. Keys computed for a short prompt are wrong in a long one.
 _GROWING_ROPE = {"dynamic", "longrope", "su"}
-# Keys of config.json that don't affect what the model computes.
+# Fields of config.json that don't affect what the model computes.
 _IRRELEVANT = {"_name_or_path", "transformers_version", "torch_dtype", "dtype", "use_cache", "architectures",
                "bos_token_id", "eos_token_id", "pad_token_id", "initializer_range", "tokenizer_class"}  # fmt: skip
 _INDEX = "model.safetensors.index.json"
@@ -81,7 +82,7 @@ def open_folder(weights: str) -> HFFolder:
     config = read_json(path / "config.json")
     if (path / _ADAPTER).exists():
         raise ConfigError(
-            f"{path} holds a LoRA adapter beside the model ({_ADAPTER}). Some engines would load the adapter, and "
+            f"{path} contains a LoRA adapter besides the model ({_ADAPTER}). Some engines would load the adapter, and "
             "others would ignore it: merge it into the weights, or move it away"
         )
     files = tuple(_weight_files(path))
@@ -184,7 +185,7 @@ class _Tensor:
     name: str
     dtype: str
     shape: tuple[int, ...]
-    start: int  # position in the file
+    start: int  # byte position in the file
     end: int
 
 
@@ -227,7 +228,7 @@ def _tensors(file: Path) -> Iterator[_Tensor]:
         with file.open("rb") as source:
             length = int.from_bytes(source.read(8), "little")
             if size < 8 or length > min(size - 8, _MAX_HEADER):
-                raise ValueError("it ends inside its header")
+                raise ValueError("the file ends inside its header")
             header = json.loads(source.read(length))
         for name, entry in header.items():
             if name != "__metadata__":
@@ -279,9 +280,7 @@ def _window_layers(config: dict[str, Any], kind: str, layers: int) -> tuple[int,
         kinds = (["sliding_attention"] * (pattern - 1) + ["full_attention"]) * layers
     if kinds is None:
         if config.get("sliding_window") and config.get("use_sliding_window", True):
-            raise KVTransferFailed(
-                "config.json does not state layer by layer where a sliding window is used (layer_types)"
-            )
+            raise KVTransferFailed("config.json does not state which layers use a sliding window (layer_types)")
         return ()
     unsupported_kinds = set(kinds[:layers]) - {"sliding_attention", "full_attention"}
     if unsupported_kinds:

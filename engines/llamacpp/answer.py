@@ -78,7 +78,7 @@ class Completions:
         self._server = server
         self._prompt = prompt
         self._can_erase = can_erase
-        self._enforced_schemas: set[str] = set()  # schemas that the server has been seen to enforce
+        self._enforced_schemas: set[str] = set()  # schemas that the server enforced in a test
         self._channel = final_channel(prompt)
 
     def generate(self, request: AnswerRequest) -> Answer:
@@ -95,7 +95,7 @@ class Completions:
             "id_slot": slot,
             "cache_prompt": self._can_erase,
             "temperature": 0,
-            "ignore_eos": True,  # an answer that ends at once would report no probabilities
+            "ignore_eos": True,  # if the answer ended at once, the server would report no probabilities
             "n_probs": TOP,
             "post_sampling_probs": False,
             "response_fields": ["completion_probabilities"],
@@ -161,15 +161,15 @@ class Completions:
         """Generate freely until the final channel opens. Under a schema an answer can't end before its JSON begins."""
         free = replace(request, sampling=replace(request.sampling, json_schema="", stop=()))
         body = _request(free) | {"cache_prompt": self._can_erase, "ignore_eos": bool(request.sampling.json_schema)}
-        body["timings_per_token"] = True  # the counters come with each event, because the last event is never read
+        body["timings_per_token"] = True  # requests the counters in each event, because the last event is never read
         result = _StreamResult(request.start)
         with closing(self._events(body, request.stop)) as events:  # closing the stream makes the server stop
             for event in events:
                 held_back = int(event["tokens_predicted"]) - result.count > 1
                 old_length = len(result.tokens)
                 result.consume_event(event)
-                # This event's ids lack the tokens that the server held back before. So its text is tokenized again,
-                # which gives nearly the same ids.
+                # The event lacks the ids of tokens that the server had held back. So the event's text is tokenized
+                # again, which gives nearly the same ids.
                 if held_back and event["content"]:
                     result.tokens[old_length:] = self._prompt.plain_ids(event["content"])
                 for token in result.tokens[old_length:]:
@@ -234,7 +234,7 @@ def _answer(result: _StreamResult, sampling: Sampling) -> Answer:
 
 def _thoughts_only(thoughts: _StreamResult, request: AnswerRequest, channel: FinalChannel) -> Answer:
     """An answer that never reached its final channel is shown whole, so that a reader sees what happened."""
-    if channel.is_open:  # the thoughts have used up all tokens of the answer
+    if channel.is_open:  # the model's thoughts have used up the answer's token limit
         thoughts.finish = "limit"
         return replace(_answer(thoughts, replace(request.sampling, max_tokens=thoughts.count)), text="")
     if thoughts.text and request.on_text:

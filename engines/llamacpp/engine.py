@@ -80,8 +80,8 @@ class LlamaCppEngine:
         self._restored_slots: dict[int, tuple[Path, Sequence[int]]] = {}
         self._no_kv_transfer = self._learn_slot_files()
         layout = self._shape.layout if self._shape else None
-        # A sliding window or a recurrent state can't go back to an earlier position. The server would read the whole
-        # prompt again.
+        # A slot with a sliding window or a recurrent state can't go back to an earlier position. Instead, the server
+        # would compute the whole prompt again.
         self._rewinds = layout is not None and not (layout.window or layout.state_layers)
         # If the vocabulary can't be read, the ids of a sample identify the tokenizer.
         observed = "observed-" + hashlib.blake2b(repr(self._sample_ids).encode(), digest_size=16).hexdigest()
@@ -204,7 +204,7 @@ class LlamaCppEngine:
             reason = "its GGUF file or its folder of slot files can't be reached from here (see ?slots= and &model=)"
         else:
             try:
-                require_known(self._backing.gguf)  # Kvasir possibly can't read the slot files of an unknown model
+                require_known(self._backing.gguf)  # Kvasir may be unable to read the slot files of an unknown model
                 self._ropes = effective_ropes(self._backing.gguf)
                 with self._prefill_slots.acquire(None) as slot:
                     self._prepare(slot, None, None)
@@ -272,10 +272,10 @@ class LlamaCppEngine:
         with self._exchange_file() as path:
             self._server.post(f"/slots/{slot}?action=save", {"filename": path.name}, stop)
             try:
-                # Mapping the file avoids a copy of the whole file: only its blocks are copied. The map stays readable
-                # after the file is deleted.
+                # The file is memory-mapped, so that only its blocks are copied, not the whole file. The mapping stays
+                # readable after the file is deleted.
                 data = np.memmap(path, np.uint8, "r")
-            except (OSError, ValueError) as error:  # ValueError: the file is empty
+            except (OSError, ValueError) as error:  # ValueError means that the file is empty
                 raise KVTransferFailed(f"the server's slot file is not in {path.parent}: {error}") from None
         assert self._backing.gguf is not None
         return slotfile.parse(data.data, slot_form(self._backing.gguf), num_tokens)
@@ -287,8 +287,9 @@ class LlamaCppEngine:
         try:
             folder = path.parent
             if folder.is_dir() and stat.S_IMODE(folder.stat().st_mode) == 0o700:
-                # Only this user can open the folder, so the server runs as this user. The server keeps the mode of an
-                # existing file. A new file would get its mode from the server's umask.
+                # Only this user can open the folder, so the server runs as this user. Creating the file here sets its
+                # mode, which the server keeps. If the server created the file, its mode would depend on the server's
+                # umask.
                 path.touch(0o600)
             yield path
         finally:

@@ -5,7 +5,7 @@ from pathlib import Path
 from engines.base import Capabilities
 from engines.entry import EngineEntry, EngineOptions
 
-SERVER_SCHEMES = ("http://", "https://", "unix://")  # the beginnings of a running server's address
+SERVER_SCHEMES = ("http://", "https://", "unix://")  # how the address of a running server can begin
 
 
 class _LlamaCpp(EngineEntry):

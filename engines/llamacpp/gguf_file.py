@@ -24,7 +24,8 @@ _ROPE_FACTORS, _F32 = "rope_freqs.weight", 0
 _LAYER = "blk."
 _LONG_ROPE_FACTORS = "rope_factors_long.weight"
 _SCALARS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}
-# By ggml type id: (values in a block, bytes of a block). The size of other types is not checked.
+# For each ggml type id: how many values a block has, and how many bytes. Tensors of other types are not checked for
+# size.
 _TENSOR_TYPES = {
     0: (1, 4), 1: (1, 2), 2: (32, 18), 3: (32, 20), 6: (32, 22), 7: (32, 24), 8: (32, 34), 9: (32, 36),
     10: (256, 84), 11: (256, 110), 12: (256, 144), 13: (256, 176), 14: (256, 210), 15: (256, 292), 24: (1, 1),
@@ -66,7 +67,7 @@ class GGUFFile:
 
 
 def read_gguf(path: Path) -> GGUFFile:
-    """The file's metadata; raises ConfigError, in one sentence, if it is missing, no GGUF, damaged or cut short."""
+    """The file's metadata; raises ConfigError, in one sentence, if it is missing, not GGUF, damaged or cut short."""
     try:
         size = path.stat().st_size
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
@@ -77,7 +78,7 @@ def read_gguf(path: Path) -> GGUFFile:
         raise ConfigError(f"there is no weights file {path}") from None
     except _DamagedFile as damage:
         raise ConfigError(f"the weights file {path} is damaged: {damage}; download or copy it again") from None
-    except (OSError, ValueError) as error:  # a folder, an empty file, or a file that this user is not allowed to read
+    except (OSError, ValueError) as error:  # the path is a folder, or an empty file, or one that this user can't read
         raise ConfigError(f"the weights file {path} can't be read: {error}") from None
 
 
@@ -95,7 +96,7 @@ class _GGUFReader:
 
     def read_bytes(self, size: int) -> bytes:
         if size > self._size - self.position:
-            raise _DamagedFile("it ends inside its header")
+            raise _DamagedFile("the file ends inside its header")
         self.position += size
         return self._data[self.position - size : self.position]
 
@@ -117,7 +118,7 @@ class _GGUFReader:
     def _array(self) -> list[Any]:
         kind, count = self.scalar("<I"), self.scalar("<Q")
         if count > _MAX_ARRAY:
-            raise _DamagedFile(f"an array of {count:,} entries")
+            raise _DamagedFile(f"a metadata array can't have {count:,} entries")
         if kind == _STRING:
             return [self.text() for _ in range(count)]
         if kind not in _SCALARS:
@@ -135,7 +136,7 @@ def _parse(path: Path, data: mmap.mmap, size: int) -> GGUFFile:
         raise ConfigError(f"{path} is a GGUF file of version {version}; only versions 2 and 3 can be read")
     num_tensors, num_entries = reader.scalar("<Q"), reader.scalar("<Q")
     if num_tensors > _MAX_ENTRIES or num_entries > _MAX_ENTRIES:
-        raise _DamagedFile(f"{num_tensors:,} tensors and {num_entries:,} entries")
+        raise _DamagedFile(f"its header counts {num_tensors:,} tensors and {num_entries:,} metadata entries")
     metadata = {}
     for _ in range(num_entries):
         name = reader.text()
@@ -144,12 +145,12 @@ def _parse(path: Path, data: mmap.mmap, size: int) -> GGUFFile:
     end = max((tensor.end for tensor in tensors), default=0)
     alignment = metadata.get("general.alignment", 32)
     if not isinstance(alignment, int) or alignment < 1:
-        raise _DamagedFile(f"an alignment of {alignment!r}")
+        raise _DamagedFile(f"its tensors can't have an alignment of {alignment!r}")
     data_start = -(-reader.position // alignment) * alignment
     if data_start + end > size:
         raise _DamagedFile(f"{data_start + end - size:,} bytes are missing at the end of the file")
     if "general.architecture" not in metadata or not num_tensors:
-        raise _DamagedFile("it holds no model")
+        raise _DamagedFile("the file contains no model")
     factors: tuple[float, ...] = ()
     for tensor in tensors:
         if tensor.name == _ROPE_FACTORS and tensor.kind == _F32:
@@ -179,7 +180,7 @@ class _TensorInfo:
 def _read_tensor(reader: _GGUFReader) -> _TensorInfo:
     name, num_dimensions = reader.text(), reader.scalar("<I")
     if num_dimensions > 8:
-        raise _DamagedFile(f"tensor {name!r:.60} has {num_dimensions:,} dimensions")
+        raise _DamagedFile(f"tensor {name!r:.60} can't have {num_dimensions:,} dimensions")
     values = math.prod(reader.scalar("<Q") for _ in range(num_dimensions))
     kind, offset = reader.scalar("<I"), reader.scalar("<Q")
     per_block, block_bytes = _TENSOR_TYPES.get(kind, (1, 0))

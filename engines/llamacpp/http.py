@@ -31,7 +31,8 @@ _SEND_S = 30.0
 _END_S = 1.0  # how long `close` waits for requests in progress to end
 _ANSWER_S = 30.0  # time limit for requests that need no computing
 _HEALTH = "/health"
-_NOT_THERE = (502, 503, 504)  # statuses of a proxy whose server is away, or of a server that is loading its model
+# HTTP statuses from a proxy whose server is away, or from a server that is still loading its model.
+_NOT_THERE = (502, 503, 504)
 PATIENCE_S = 10.0  # how long to wait for an answer to /health
 _HEALTH_EVERY_S = 2.0
 _END = b"[DONE]"  # of vLLM's streams
@@ -72,8 +73,8 @@ class LlamaServer:
             self._headers["Authorization"] = f"Basic {base64.b64encode(account).decode()}"
         elif api_key:
             self._headers["Authorization"] = f"Bearer {api_key}"
-        self.outage = ""  # why the server does not answer
-        self.is_watched = False  # whether `watch` looks for the server's return
+        self.outage = ""  # why the server does not answer; "": it answers
+        self.is_watched = False  # whether `watch` keeps checking the server
         self._closed = threading.Event()
         self._silent = threading.Event()
         self._answering: set[object] = set()  # connections that wait for an answer

@@ -18,21 +18,22 @@ from engines.rope import Rope, plain, yarn
 from messages.errors import InvalidMessage, KVTransferFailed
 from messages.kv import KVLayout
 
-FORMAT = "llamacpp/1"  # must change whenever Kvasir lays out blocks of the same weights differently than before
+FORMAT = "llamacpp/1"  # must change whenever Kvasir changes the layout of KV blocks for the same weights
 
-# How llama.cpp rotates keys, by general.architecture. These architectures rotate the two halves of a key. For the llama
-# family, converters reorder the rows of Q and K, so that the two numbers of a pair are neighbours.
+# How llama.cpp rotates keys, by general.architecture. In _HALVES, a rotated pair has one number from each half of a
+# key. In _INTERLEAVED, the two numbers are neighbours, because converters reorder the rows of Q and K.
 _HALVES = {
     *("qwen2", "qwen2moe", "qwen3", "qwen3moe", "qwen3next", "qwen35", "qwen35moe"),
     *("gpt-oss", "olmo2", "phi3", "gemma3"),
 }
 _INTERLEAVED = {"llama"}
-# Models with Gated DeltaNet layers. The two models named here rotate keys by three positions (M-RoPE), which are equal
-# for text. They also order the value heads differently.
+# Models with Gated DeltaNet layers. Those in _MROPE rotate keys by three positions (M-RoPE), which are equal for text.
+# They also order the value heads differently.
 _MROPE = {"qwen35", "qwen35moe"}
 _GATED_DELTA = _MROPE | {"qwen3next"}
 _RECURRENT = ("ssm.conv_kernel", "shortconv.l_cache", "wkv.head_size")
-# Only every n-th layer attends to all positions. The others attend to a window, unless the file says otherwise.
+# In these models, only every n-th layer attends to all positions. The others attend to a sliding window, unless the
+# file says otherwise.
 _WINDOW_PATTERNS = {"gpt-oss": 2, "gemma3": 6}
 _GEMMA3_WINDOW_BASE = 10_000.0  # RoPE base of the windowed layers, if the file states none
 
@@ -46,7 +47,7 @@ class Heads:
     head_dim: int
 
 
-# By ggml type id: F32, F16, Q8_0, Q8_1, Q8_K and BF16.
+# The ids of the ggml types F32, F16, Q8_0, Q8_1, Q8_K and BF16.
 _ROUNDING = {0: "f32", 1: "f16", 8: "q8", 9: "q8", 15: "q8", 30: "bf16"}
 _PADDING = re.compile(r"\[PAD\d+\]")
 # llama.cpp's names (src/llama-vocab.cpp, llama_vocab::impl::load) for byte-level BPE and for SentencePiece.
@@ -64,7 +65,7 @@ def heads(gguf: GGUFFile) -> Heads:
     layers, kv_heads = _layers(gguf), gguf.hyperparameter("attention.head_count_kv")
     queries = gguf.hyperparameter("attention.head_count")
     kv_heads = queries if kv_heads is None else kv_heads
-    if isinstance(kv_heads, list) and len(set(kv_heads) - {0}) == 1:  # 0: a recurrent layer
+    if isinstance(kv_heads, list) and len(set(kv_heads) - {0}) == 1:  # 0 marks a recurrent layer
         kv_heads = max(kv_heads)
     try:
         default_size = gguf.hyperparameter("embedding_length", 0) // queries
@@ -132,7 +133,7 @@ def slot_shape(gguf: GGUFFile, probe: SlotFile) -> SlotShape:
         raise KVTransferFailed(str(error)) from None
     key_heads = key_heads if architecture in _MROPE else 0
     shape = SlotShape(layout, interleaved, slot_form(gguf), key_heads, probe.version, probe.packs_tokens)
-    # Reading the probe checks that its caches, rows and types match the metadata.
+    # The probe is read only to check that its caches, rows and types match the metadata.
     slotfile.to_blocks(probe, shape)
     slotfile.snapshot(probe, shape)
     return shape
@@ -195,7 +196,7 @@ def effective_rope(gguf: GGUFFile) -> Rope:
     if scaling not in ("none", "linear", "yarn") or gguf.hyperparameter("rope.scaling.yarn_log_multiplier"):
         raise KVTransferFailed(f"Kvasir does not know how llama.cpp computes RoPE scaling of the type {scaling!r:.40}")
     frequencies = plain(base, dimensions)
-    # Among these architectures only llama reads this tensor.
+    # Of the known architectures, only llama uses the RoPE factors in the file.
     if gguf.architecture == "llama" and len(gguf.rope_factors) == len(frequencies):
         frequencies = [f / slower for f, slower in zip(frequencies, gguf.rope_factors, strict=True)]
     if scaling == "linear":
@@ -216,8 +217,8 @@ def vocabulary(gguf: GGUFFile) -> list[str]:
     while tokens and _PADDING.fullmatch(tokens[-1]):
         tokens.pop()
     if gguf.metadata.get("tokenizer.ggml.model") == _SENTENCE_PIECE:
-        # llama.cpp's converter writes user-defined tokens with the spaces that they stand for (convert_hf_to_gguf.py,
-        # _create_vocab_sentencepiece).
+        # In user-defined tokens, llama.cpp's converter replaces "▁" with the space that it stands for
+        # (convert_hf_to_gguf.py, _create_vocab_sentencepiece).
         for number in _user_defined(gguf, len(tokens)):
             tokens[number] = tokens[number].replace(" ", "\u2581")
     return tokens

@@ -122,7 +122,7 @@ def _blob(folder: Path, name: ModelName, manifest: dict[str, Any]) -> Path:
     path = folder / "blobs" / digest.replace(":", "-")
     if not _is_plain(path.name) or path.parent != folder / "blobs":
         raise ConfigError(
-            f"Ollama's manifest of {name} names a blob with the invalid digest {digest!r:.80}: pull it again"
+            f"Ollama's manifest of {name} names a blob with the invalid digest {digest!r:.80}: pull the model again"
         )
     if not path.is_file() or path.stat().st_size != size:
         raise ConfigError(f"Ollama's file {path} of {name} is missing or cut short: run `ollama pull {name}`")

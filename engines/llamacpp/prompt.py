@@ -46,7 +46,7 @@ class LlamaPrompt(ChatPrompt):
         if not self._has_template:
             raise InvalidPrompt("the model has no chat template, so it can continue a text but can't answer messages")
         for call in (call["function"] for message in messages for call in message.get("tool_calls", ())):
-            call["arguments"] = json.dumps(call["arguments"])  # the form of OpenAI's API
+            call["arguments"] = json.dumps(call["arguments"])  # OpenAI's API has the arguments as JSON text
         try:
             text = str(self._server.post("/apply-template", {"messages": messages})["prompt"])
         except ServerRefused as error:
@@ -68,7 +68,7 @@ class LlamaPrompt(ChatPrompt):
         """The rendered text, with the server's current date replaced by the day of `clock`, UTC."""
         clock_day, today = datetime.fromtimestamp(clock, UTC), datetime.now()
         for form in self._date_formats:
-            # The server can be in another time zone, or midnight has passed since it rendered the template.
+            # The server may be in another time zone, or midnight may have passed since it rendered the template.
             for day in (today, today - timedelta(days=1), today + timedelta(days=1)):
                 date = day.strftime(form)
                 if date and date in text:

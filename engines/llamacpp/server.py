@@ -36,16 +36,17 @@ _log = logging.getLogger(__name__)
 PROGRAM = "llama-server"
 _SOCKET = "server.sock"
 _MAX_SOCKET_BYTES = 100  # maximum length of a socket's path; macOS allows 103 bytes, Linux 107
-_ASK_S = 60.0  # a CUDA build takes seconds to list its devices
+_ASK_S = 60.0  # llama-server can take seconds to list CUDA devices
 
-# The settings of servers that Kvasir starts: command-line words, then the parameter of xllamacpp and its value. The
-# words are used only if the server knows the first of them.
+# Settings of the servers that Kvasir starts. Each has an option of llama-server, and the name and value of the same
+# parameter in xllamacpp. An option is passed only if llama-server's --help lists it.
 SETTINGS: tuple[tuple[tuple[str, ...], str, object], ...] = (
     # Without this, a restored slot is cleared when another slot starts.
     (("--no-kv-unified",), "kv_unified", False),
-    # Without this, sliding-window layers drop what a restored slot needs, and the slot starts over.
+    # Without this, sliding-window layers drop rows that a restored slot needs, and the server computes the prompt
+    # again.
     (("--swa-full",), "swa_full", True),
-    # Without this, the server fills slots from its own cache of prompts.
+    # Without this, the server fills slots from its own prompt cache.
     (("--cache-ram", "0"), "cache_ram_mib", 0),
     # Without this, a recurrent model's slot file holds a state for each checkpoint.
     (("--ctx-checkpoints", "0"), "n_ctx_checkpoints", 0),
@@ -65,8 +66,8 @@ class Launch:
     tokens: int
     slots: int
     slot_folder: Path  # of mode 0700
-    threads: int = 0  # 0: its own choice
-    architecture: str = ""  # of the weights, for messages
+    threads: int = 0  # number of CPU threads; 0: the server chooses
+    architecture: str = ""  # the weights' architecture, for error messages
     health_s: float = PATIENCE_S  # a server that does not answer /health for this long is killed
 
     @property
@@ -94,8 +95,8 @@ def arguments(launch: Launch, help_text: str) -> list[str]:
     words = ["--model", str(launch.weights), "--host", str(launch.socket)]
     words += ["--ctx-size", str(launch.tokens), "--parallel", str(launch.slots)]
     words += ["--slot-save-path", f"{launch.slot_folder}/"]
-    # In older releases, this option is a switch. In newer releases, it takes a value. Without flash attention, V is
-    # stored transposed.
+    # Without flash attention, V would be stored transposed. In older releases, this option is a switch. In newer ones,
+    # it takes a value.
     words += ["--flash-attn", "on"] if re.search(r"--flash-attn\s+[\[<{]?on", help_text) else ["--flash-attn"]
     for option in (*(option for option, _, _ in SETTINGS), ("--no-context-shift",)):
         words += option if _has_option(help_text, option[0]) else ()
@@ -116,7 +117,7 @@ class LlamaServerProcess:
     def __init__(self, program: str, launch: Launch) -> None:
         """Returns once the model is loaded. Raises ConfigError with the server's last output if it can't be loaded."""
         help_text = _output_of(program, "--help")
-        if ".sock" not in help_text:  # this release would read the path as a host name
+        if ".sock" not in help_text:  # a release without Unix sockets would read the path as a host name
             raise ConfigError(
                 f"{program} can't listen on a Unix socket, which Kvasir needs to keep other users out: update llama.cpp"
             )
@@ -158,7 +159,7 @@ class LlamaServerProcess:
         with self._lock:
             if self._closing.is_set():
                 return False
-            self._socket.unlink(missing_ok=True)  # a killed server leaves this file, and a path can be bound only once
+            self._socket.unlink(missing_ok=True)  # a killed server leaves its socket, which would block the new one
             self.process = subprocess.Popen(
                 self._command,
                 stdin=subprocess.DEVNULL,
@@ -200,9 +201,9 @@ class LlamaServerProcess:
                 self._thread.join(POLL_S)
                 continue
             self._is_loaded.set()
-            if self._thread.is_alive():  # a server that has already died is not restarted
+            if self._thread.is_alive():  # a server that died while loading is not restarted
                 return
-        raise ConfigError(f"{PROGRAM} can't load {launch.model}: {self._error_lines() or 'it said nothing'}")
+        raise ConfigError(f"{PROGRAM} can't load {launch.model}: {self._error_lines() or 'it printed nothing'}")
 
     def _error_lines(self) -> str:
         """Its last output lines that mention an error, or otherwise its very last lines."""

@@ -65,8 +65,8 @@ class SlotLayer:
 class SlotForm:
     """What a reader must know about the model, because the file doesn't say it."""
 
-    mrope: bool = False  # cells have three more words
-    layers: int = 0  # the number of all layers if some are recurrent, otherwise 0
+    mrope: bool = False  # whether the model uses M-RoPE, which adds words to each cell
+    layers: int = 0  # total number of layers if some are recurrent, otherwise 0
     recurrent: int = 0
 
 
@@ -89,8 +89,9 @@ class SlotFile:
 class SlotShape:
     """How a model's KV cache is laid out in its slot files: full-attention layers first, then window layers.
 
-    `interleaved`: K's rotated pairs are neighbours (llama-family GGUFs), not halves. `key_heads`, if not 0: heads of
-    values that share one of keys are not neighbours, but come one for each head of keys, in turn (qwen35).
+    `interleaved`: the two numbers of each rotated pair in K are neighbours (llama-family GGUFs), not in two halves.
+    `key_heads`: how many key heads there are, if the value heads are in qwen35's order: one for each key head, then the
+    next one for each, and so on. 0: the value heads of one key head are neighbours.
     """
 
     layout: KVLayout
@@ -259,7 +260,7 @@ def _parse_tokens(reader: _SlotFileReader, most_tokens: int) -> tuple[bool, tupl
     if len(tokens) > most_tokens:
         raise KVTransferFailed(f"slot file: it holds {len(tokens):,} tokens, but the prompt has only {most_tokens:,}")
     if (tokens < 0).any():
-        raise KVTransferFailed("slot file: some of its tokens are not text")
+        raise KVTransferFailed("slot file: some of its token ids are negative, so they don't stand for text")
     return packs_tokens, tuple(tokens.tolist())
 
 
@@ -267,7 +268,7 @@ def _parse_cache(reader: _SlotFileReader, num_tokens: int, form: SlotForm) -> tu
     """One cache: its number of streams, and the layers of the only stream with cells."""
     streams = reader.u32("streams")
     if not 1 <= streams <= MAX_STREAMS:
-        raise KVTransferFailed(f"slot file: {streams:,} streams")
+        raise KVTransferFailed(f"slot file: a cache can't have {streams:,} streams")
     layers: tuple[SlotLayer, ...] = ()
     for _ in range(streams):
         cells = reader.u32("cells")
@@ -279,7 +280,7 @@ def _parse_cache(reader: _SlotFileReader, num_tokens: int, form: SlotForm) -> tu
             )
         layers = _parse_stream(reader, cells, num_tokens, form)
     if not layers:
-        raise KVTransferFailed("slot file: empty")
+        raise KVTransferFailed("slot file: it has no cells")
     return streams, layers
 
 
@@ -312,7 +313,7 @@ def _parse_stream(reader: _SlotFileReader, cells: int, num_tokens: int, form: Sl
         raise KVTransferFailed("slot file: V is transposed; start llama-server with flash attention on (-fa on)")
     if rotations or not 1 <= count <= MAX_LAYERS:
         raise KVTransferFailed(f"slot file: {count:,} layers with rotations {rotations:#x} can't be read")
-    # The cells are nearly always in order. Then the rows stay views of the file.
+    # If the cells are in order, as they nearly always are, the rows stay views of the file.
     cell_order = slice(None) if (order[1:] > order[:-1]).all() else order
     keys = [_parse_rows(reader, cells) for _ in range(count)]
     values = [_parse_rows(reader, cells) for _ in range(count)]
@@ -393,7 +394,8 @@ def _cache_parts(
 def _state_parts(states: Sequence[RecurrentState], shape: SlotShape) -> Iterator[bytes]:
     layout, state_bytes = shape.layout, []
     for state in states:
-        # llama.cpp clears a state by multiplying it by 0, which leaves inf and nan in the slot for the next sequence.
+        # llama.cpp clears a state by multiplying it by 0. This doesn't remove inf and nan, so the slot's next sequence
+        # would be computed from them.
         if not is_finite(state.data, "f32"):
             raise KVTransferFailed(f"the recurrent state of layer {state.layer} holds inf or nan")
         columns, matrix = layout.state_parts(state.data)

@@ -30,8 +30,8 @@ from messages.errors import ConfigError, EngineUnavailable, KVTransferFailed
 _OWN_PROGRAM = f"{PROGRAM}:"
 _RunningServer = tuple[LlamaServer, str, Callable[[], None]]  # the server, its device, and a function that ends it
 _SLOT_FOLDERS = "kvasir-slots-"
-_NEW_S = 60.0  # in seconds; the owner of a younger folder has perhaps not locked it yet
-_WHOLE_PROMPT = 8192  # tokens; a prompt of up to this length is one batch
+_NEW_S = 60.0  # a folder younger than this is kept, because its owner may not have locked it yet
+_WHOLE_PROMPT = 8192  # a prompt of up to this many tokens is computed as one batch
 _LONGEST_PATIENCE_S = 3600.0
 _CONTEXT_STEP = 256  # llama.cpp rounds a slot's context up to a multiple of this
 
@@ -106,7 +106,7 @@ def make_slot_folder(parent: Path) -> tuple[Path, Callable[[], None]]:
                 os.close(lock)
     folder = Path(tempfile.mkdtemp(prefix=_SLOT_FOLDERS, dir=parent))
     lock = -1
-    # Where file locks are missing, no process can lock a folder, so no process deletes this one.
+    # Some file systems have no locks. There, no other process can lock this folder, so none deletes it.
     with suppress(OSError):
         lock = _lock(folder)
 
@@ -134,7 +134,7 @@ def _lock(folder: Path) -> int:
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
         if os.fstat(descriptor).st_uid != os.getuid():
-            raise PermissionError(f"{folder} belongs to somebody else")
+            raise PermissionError(f"{folder} belongs to another user")
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         os.close(descriptor)
@@ -234,7 +234,7 @@ def _reported_gguf(path: str, reported_path: str) -> GGUFFile | None:
         return read_gguf(Path(path).expanduser())
     try:
         return read_gguf(Path(reported_path)) if reported_path else None
-    except ConfigError:  # the path can belong to another machine, on which the server runs
+    except ConfigError:  # the server may run on another machine, to which the path belongs
         return None
 
 
@@ -245,22 +245,23 @@ def _parameters(xllamacpp: Any, launch: Launch) -> Any:
     params.n_parallel = launch.slots
     for _, name, value in SETTINGS:
         setattr(params, name, value)
-    params.flash_attn_type = xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_ENABLED  # otherwise V is transposed
+    # Without flash attention, V would be stored transposed.
+    params.flash_attn_type = xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_ENABLED
     params.slot_save_path = f"{launch.slot_folder}{os.sep}"
     if hasattr(params, "hostnames"):
         params.hostnames = [str(launch.socket)]
     else:  # before 2026.10
         params.hostname = str(launch.socket)
     params.verbosity = -1
-    # ggml's threads wait for each other in a busy loop. On busy cores this makes them fifty times slower. If each core
-    # has two threads, half of the logical CPUs are the physical cores. If each core has one thread, half of them leaves
-    # room for other programs.
+    # ggml's threads wait for each other in a busy loop, which makes them fifty times slower on busy cores. So only half
+    # of the logical CPUs are used. On cores with two hardware threads, that is one thread for each core. On other
+    # cores, it leaves room for other programs.
     threads = launch.threads or max(1, (os.cpu_count() or 2) // 2)
     params.cpuparams.n_threads = threads
     params.cpuparams_batch.n_threads = threads
     if launch.threads == 1:
-        # A whole prompt is one batch, so that answers can be compared. In batches of less than 64 tokens, attention
-        # rounds differently, and the server splits a prompt at places that depend on what else it decodes.
+        # A whole prompt is one batch, so that answers can be compared. Otherwise the server would split it at places
+        # that depend on what else is decoded, and in batches of fewer than 64 tokens attention rounds differently.
         params.n_batch = params.n_ubatch = _WHOLE_PROMPT
     return params
 

@@ -153,13 +153,13 @@ class MLXEngine(FolderEngine):
                     yield token
 
     def _take(self, work: PromptWork, stop: threading.Event | None) -> Output:
-        self._loop.require_open()  # after `close`, outputs that already wait are not handed out either
+        self._loop.require_open()  # after `close`, not even waiting outputs are handed out
         return work.next_output(stop)
 
     def _check_call(self, tokens: Sequence[int], cache: KVCache | None, max_tokens: int) -> None:
         self._loop.require_open()
         super()._check_call(tokens, cache, max_tokens)
-        # MLX does not check ids. An id without an embedding ends the process.
+        # MLX does not check token ids. An id without an embedding would crash the process.
         if not 0 <= min(tokens) <= max(tokens) < self._loop.num_logits:
             raise EngineUnavailable(
                 f"a token id is outside the model's {self._loop.num_logits:,} ids: tokenize with this model's tokenizer"

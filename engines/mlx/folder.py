@@ -1,6 +1,7 @@
-"""What mlx-lm is told of a model folder where it reads another release's words than the folder is written in. Pure.
+"""Translates the settings and tensor names of a model folder to those that mlx-lm knows. Pure.
 
-mlx-lm 0.32 follows transformers 4; nothing is written into the folder. A sliding window that it ignores is refused.
+mlx-lm 0.32 follows transformers 4, but a folder can come from transformers 5. Nothing is written into the folder. A
+sliding window that mlx-lm ignores is refused.
 """
 
 from collections.abc import Iterator
@@ -12,8 +13,8 @@ from messages.errors import ConfigError
 
 # In mlx-lm, all layers of these models attend to every position, whatever config.json says.
 _NO_WINDOW = {"mistral", "phi3", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe"}
-# mlx-lm gives these models no RoPE scaling, and refuses one of them if its folder states a scaling. `mlx_rope` adds the
-# scaling.
+# mlx-lm computes these models without RoPE scaling, and refuses one of them if its config.json states a scaling. So the
+# scaling is hidden from mlx-lm, and `engines.mlx.rope` adds it.
 NO_SCALING = {"qwen2_moe", "qwen3_moe"}
 _EXPERTS = ".mlp.experts."
 
@@ -57,10 +58,10 @@ def rename_tensors(model_type: str, weights: dict[str, Any]) -> dict[str, Any]:
 
 
 def _gated_delta(config: dict[str, Any]) -> dict[str, Any]:
-    """Its words for a Qwen3.5 or a Qwen3-Next: numbers of RoPE in either place, and which layers attend."""
+    """The changes for a Qwen3.5 or a Qwen3-Next: RoPE's numbers in both places, and which layers attend."""
     changes: dict[str, Any] = {"model_type": str(config["model_type"]).removesuffix("_text")}
     if isinstance(config.get("text_config"), dict):
-        return changes  # it states no layers
+        return changes  # the layers are listed in the inner text_config
     parameters = rope_parameters(config)
     changes |= {"rope_parameters": parameters, "partial_rotary_factor": parameters["partial_rotary_factor"]}
     kinds = config.get("layer_types") or []

@@ -88,7 +88,7 @@ class ModelLoop:
             ready.put(error)
         finally:
             mx.clear_cache()
-            # MLX requires this before a thread ends. Otherwise destructors clean up after the interpreter is gone, and
+            # MLX requires this before a thread ends. Otherwise its destructors run after the interpreter has ended, and
             # can abort the process. Older releases don't have this function.
             getattr(mx, "clear_streams", lambda: None)()
 
@@ -133,7 +133,7 @@ class _Scheduler:
         self._batch.close()
 
     def _new_batch(self) -> Any:
-        # End tokens are passed as stop_tokens, because all releases of mlx-lm accept them there.
+        # End tokens are passed as stop_tokens, because all releases of mlx-lm accept this argument.
         return BatchGenerator(
             self._model,
             stop_tokens=[[number] for number in self._end_ids],

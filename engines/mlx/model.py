@@ -107,7 +107,7 @@ def device() -> str:
 def _layout(folder: HFFolder, caches: list[Any]) -> tuple[KVLayout | None, str]:
     """The layout that MLX uses. If it differs from the configuration's, which PyTorch follows: None, and why."""
     try:
-        # Called first, because its error says why KV caches of such a model are not transferred.
+        # `layout_of` is called first, because its error says why a model is not supported.
         layout_of(folder, "f32")
         observed_layout = mlx_kv.observed_layout(caches)
         stated_layout = layout_of(folder, observed_layout.dtype)

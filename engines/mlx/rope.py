@@ -17,7 +17,8 @@ from engines.mlx.folder import NO_SCALING
 from engines.rope import Rope, difference
 from messages.errors import ConfigError, KVTransferFailed
 
-# Positions at which angles are measured. The slowest pair in use turns by 1e-7 radians a position.
+# Positions at which angles are measured. They go up to 4 million, because the slowest pair in use turns by only 1e-7
+# radians per position.
 _OFFSETS = [4**power for power in range(12)]
 _MAX_ANGLE = 1.5  # radians; less than half a turn, but clearly more than rounding errors
 

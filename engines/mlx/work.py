@@ -18,15 +18,15 @@ from messages.errors import Cancelled, InvalidSchema, KvasirError
 from messages.jobs import PrefillReport
 from messages.kv import KVCache, KVLayout, Record
 
-_POLL_S = 0.2  # time limit for noticing that a caller has cancelled; each check takes processor time from the model
+_POLL_S = 0.2  # a call checks after this many seconds if it was cancelled; each check takes CPU time from the model
 _TOKENS_PER_PUT = 16
 _begin_computing: Any = mx.async_eval
-# Before mlx-lm 0.32, a batch mixes up processors after a sequence without processors has left it. So in those releases
-# every sequence gets a processor.
+# Before mlx-lm 0.32, a batch mixes up logits processors after a sequence without any has left it. So in those releases
+# every sequence gets a logits processor.
 _PROCESS_ALL = not hasattr(mlx_generate, "StopSequences")
 
-# A token's id, and why the answer ends here: "stop" (the token is not part of the answer), "length", or "" if it goes
-# on.
+# A token's id and a finish reason. The reason is "" if the answer goes on, "length" if this is its last token, and
+# "stop" if this token only marks its end.
 Token = tuple[int, str]
 Output = Record | list[Token] | PrefillReport | KvasirError
 
@@ -45,8 +45,8 @@ class PromptWork(ABC):
         self.fork: list[mlx_kv.CacheState] | None = None
         self.is_abandoned = False  # set by the caller when it stops listening
         self.caches: list[Any] = []
-        self.position = 0  # tokens in the cache
-        self.evaluated_tokens = 0  # prompt tokens that the model was given
+        self.position = 0  # how many tokens are in the cache
+        self.evaluated_tokens = 0  # how many prompt tokens the model has computed
         self._outputs: queue.SimpleQueue[Output] = queue.SimpleQueue()
 
     @abstractmethod
@@ -64,7 +64,7 @@ class PromptWork(ABC):
                 if self.fork is not None:
                     self.fork += mlx_kv.states(caches)
             self.position = self.prefix_cache.num_tokens
-            self.prefix_cache = None  # its memory is no longer needed
+            self.prefix_cache = None  # frees memory that is no longer needed
         self.caches = caches
 
     def put(self, output: Output) -> None:
@@ -75,7 +75,7 @@ class PromptWork(ABC):
         """The next output. Raises the loop's error, or Cancelled."""
         while True:
             if stop is not None and stop.is_set():
-                raise Cancelled("cancelled in the engine")
+                raise Cancelled("cancelled while the engine was at work")
             try:
                 output = self._outputs.get(timeout=_POLL_S)
             except queue.Empty:

@@ -44,10 +44,10 @@ from messages.jobs import Part, Sampling
 
 _log = logging.getLogger(__name__)
 
-# Keeps the model loaded between jobs. By default Ollama would unload it after 5 quiet minutes.
+# Keeps the model loaded between jobs. By default Ollama would unload it after 5 minutes without a request.
 KEEP_ALIVE = "60m"
 _NEUTRAL = {"min_p": 0.0, "typical_p": 1.0, "repeat_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
-# GGUF's token types "control" and "user-defined". Ollama finds user-defined tokens in any text.
+# GGUF's token types "control" and "user-defined". Ollama recognises user-defined tokens in any text.
 _MARKS = (3, 4)
 _PRINTS_SYSTEM = re.compile(r"""\.System\b|"system"|\.Role\s*-?\}\}""")
 _STOP_LINE = re.compile(r"^stop\s+(\".*\"|\S+)\s*$", re.MULTILINE)
@@ -89,7 +89,7 @@ def _describe_model(server: OllamaServer, model: str) -> ollama.ShowResponse:
     except ModelMissing:
         model_names = ", ".join(server.models()) or "no model at all"
         raise ConfigError(
-            f"Ollama at {server.host} has no model {model!r} (it has: {model_names}); run there: ollama pull {model}"
+            f"Ollama at {server.host} has no model {model!r} (it has: {model_names}); run `ollama pull {model}` there"
         ) from None
 
 
@@ -158,7 +158,7 @@ class OllamaEngine(TextOnly[OllamaServer]):
             "top_k": sampling.top_k,
             "seed": sampling.seed % RANDOM_SEED,
         }
-        if words:  # the request's stop words would replace the model's own
+        if words:  # the request's stop words would replace the model's own, so both are sent
             options["stop"] = [*self._stops, *words]
         texts = [(message, self._break_up(message.text)) for message in self._messages(prompt)]
         request: dict[str, Any] = {"model": self._model, "options": options}

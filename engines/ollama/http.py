@@ -34,8 +34,8 @@ class OllamaServer(RemoteServer):
 
     def __init__(self, host: str) -> None:
         """`host` is a URL. "" means the server in OLLAMA_HOST, otherwise this machine's."""
-        # There is no read time-out, because loading and long prompts are silent for minutes. The caller's stop event
-        # ends them.
+        # There is no read time-out, because the server is silent for minutes while it loads a model or computes a long
+        # prompt. The caller's stop event ends the wait.
         timeout = httpx.Timeout(None, connect=CONNECT_S)
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=32, keepalive_expiry=IDLE_S)
         transport = _NeverCut(limits=limits, trust_env=False)
@@ -85,7 +85,7 @@ class OllamaServer(RemoteServer):
         return EngineUnavailable(f"Ollama at {self.host} answered {error.status_code}: {message:.300}")
 
     def _is_gone(self, error: BaseException) -> bool:
-        # Ollama's client itself raises ConnectionError.
+        # ConnectionError is raised by Ollama's client itself.
         return isinstance(error, (httpx.TransportError, ConnectionError))
 
     async def _probe(self) -> Any:

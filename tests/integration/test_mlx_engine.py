@@ -424,12 +424,12 @@ def test_a_model_whose_keys_are_not_known_here_decodes_but_hands_nothing_over(
     with caplog.at_level(logging.WARNING):
         engine = load(edited(folder, tmp_path / "windowed", use_sliding_window=True, sliding_window=64))
     # Then it says that it hands nothing over, and why, and still answers
-    assert "layer by layer" in caplog.text
+    assert "which layers use a sliding window" in caplog.text
     assert not engine.info.capabilities.exports_kv
     assert (engine.info.layout, engine.info.fingerprint) == (None, "")
     tokens = engine.tokenize(user_prompt("hello", ""), 0.0).ids
     assert engine.decode(tokens, None, GREEDY).evaluated_tokens == len(tokens)
-    with pytest.raises(KVTransferFailed, match="layer by layer"):
+    with pytest.raises(KVTransferFailed, match="which layers use a sliding window"):
         engine.prefill(tokens, lambda _: None)
     engine.close()
 

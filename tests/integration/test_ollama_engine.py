@@ -272,7 +272,7 @@ def test_what_may_pass_is_an_unavailable_engine(engine: OllamaEngine, server: Fa
 
 
 def test_what_is_wrong_at_the_start_is_said_in_one_sentence(server: FakeOllama) -> None:
-    with pytest.raises(ConfigError, match=r"it has: qwen3-coder:30b\); run there: ollama pull llama9"):
+    with pytest.raises(ConfigError, match=r"it has: qwen3-coder:30b\); run `ollama pull llama9` there"):
         load(server, model="llama9")
     with pytest.raises(ConfigError, match="trained for a context of 4,096"):
         load(server, context=TRAINED_CONTEXT + 1)

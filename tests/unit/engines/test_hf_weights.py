@@ -118,7 +118,7 @@ def test_recurrent_layers_are_those_that_the_configuration_names_or_all_but_ever
         ({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, "scales its RoPE with the prompt"),
         ({"rope_scaling": {"type": "longrope", "factor": 2.0}}, "scales its RoPE with the prompt"),
         ({"rope_parameters": {"rope_type": "dynamic"}}, "scales its RoPE with the prompt"),
-        ({"sliding_window": 8}, "layer by layer"),
+        ({"sliding_window": 8}, "which layers use a sliding window"),
         ({"layer_types": ["full_attention", "linear_attention"] * 2}, "linear_attention"),
         ({"num_hidden_layers": None}, "states no attention sizes"),
         ({"layer_types": ["sliding_attention"] * 4}, "states no attention sizes"),
@@ -172,5 +172,5 @@ def test_a_folder_with_an_adapter_is_refused(tmp_path: Path) -> None:
     folder = write_folder(tmp_path / "model")
     (folder / "adapter_config.json").write_text("{}")
     # Then two adapters of one name can't be taken for one model
-    with pytest.raises(ConfigError, match="holds a LoRA adapter beside the model"):
+    with pytest.raises(ConfigError, match="contains a LoRA adapter besides the model"):
         open_folder(str(folder))
