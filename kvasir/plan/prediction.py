@@ -73,11 +73,17 @@ class Prediction:
         return self.submissions * 3600 / self.makespan_s
 
     @property
+    def machine_shares(self) -> dict[str, float]:
+        """The share of the makespan in which each machine is busy: of both stages together, at most 1."""
+        return {
+            busy.machine: min(1.0, sum(other.share for other in self.busy if other.machine == busy.machine))
+            for busy in self.busy
+        }
+
+    @property
     def utilisation(self) -> float:
-        """The mean of the machines' busy shares. For a machine with both stages it is their sum, at most 1."""
-        machines = dict.fromkeys(busy.machine for busy in self.busy)
-        shares = [sum(busy.share for busy in self.busy if busy.machine == name) for name in machines]
-        return statistics.fmean(min(1.0, share) for share in shares)
+        """The mean of the machines' busy shares."""
+        return statistics.fmean(self.machine_shares.values())
 
     @property
     def one_by_one_s(self) -> float:

@@ -63,7 +63,7 @@ def targets(prediction: Prediction, fleet: Fleet) -> Iterator[Target]:
         "> 60%",
         f"{beside_goal(100 * UTILISATION, 100 * prediction.utilisation, 0)}%",
         prediction.utilisation > UTILISATION,
-        ", ".join(f"{busy.machine} {busy.share:.0%}" for busy in prediction.busy) + f"; {prediction.limit}",
+        ", ".join(f"{name} {share:.0%}" for name, share in prediction.machine_shares.items()) + f"; {prediction.limit}",
     )
     for name, goal, panel in (
         ("uptime", "> 99.9%", "Uptime of the last day"),

@@ -134,6 +134,8 @@ def test_every_target_has_a_verdict_and_a_reason(capsys: pytest.CaptureFixture[s
     assert list(goals) == [*performance, "uptime", "error rate", "energy", "cost"]
     assert not goals["throughput"]["met"]
     assert "times the" in goals["throughput"]["why"]
+    machines = re.findall(r"(\w+\d) \d+%", goals["utilisation"]["why"])
+    assert machines == ["mac1", "mac2", "spark1", "spark2"]  # once each, though the Sparks have two stages
     assert goals["energy"]["met"]
     assert all(goal["why"] for goal in goals.values())
 
