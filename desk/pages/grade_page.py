@@ -174,7 +174,12 @@ def _start(desk: Desk, folder: Path, inputs: Inputs) -> None:
         help="Grade a few submissions first, one of each kind, so that you can still correct the rubric.",
     )
     action_button(
-        "Grade all", grade, at=all_column, disabled=is_running, type="primary", help="What is graded already stays."
+        "Grade all",
+        grade,
+        at=all_column,
+        disabled=is_running,
+        type="primary",
+        help="Submissions that are already graded stay as they are.",
     )
     label, means = ("Stop listening", _STOP_CLUSTER) if desk.backend.is_cluster else ("Pause", _STOP_LOCAL)
     action_button(label, work.stop, at=stop_column, disabled=not is_running, help=means)

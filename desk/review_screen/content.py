@@ -14,13 +14,13 @@ from grading.report.grades import show_distribution, show_points
 from grading.reviews import ROUND_REASON, Override, version_of
 from grading.rubric.rubric import Rubric
 
-# Suggested reasons, until people have given others.
+# These reasons are suggested until people have given their own.
 _REASONS = {
     "raised": "the work shows more than the model saw",
     "lowered": "the work shows less than the model saw",
     "reworded": "reworded for the student",
 }
-_MOST_PHRASES = 9  # For each criterion; there are only this many digit keys.
+_MOST_PHRASES = 9  # maximum number of phrases for each criterion, because there are only nine digit keys
 # A reason is filled in by default only after this many uses, because a sentence about one student may be wrong for
 # another.
 _USES_OF_A_HABIT = 3
