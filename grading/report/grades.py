@@ -68,7 +68,7 @@ def load_graded(folder: Path) -> GradedClass:
         fields = from_json(read_ordinary(path))
         if isinstance(fields, dict) and fields.get("version") != _VERSION:
             raise BatchError(
-                f"{path} was written by another version of kvasir; upgrade this version ({UPGRADE_COMMAND}), or "
+                f"{path} was written by another version of kvasir; upgrade kvasir here ({UPGRADE_COMMAND}), or "
                 f"write the file again {command_hint}"
             )
         graded_class: GradedClass = parse_as(GradedClass, _as_now(fields), "the class")
