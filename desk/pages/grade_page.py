@@ -198,8 +198,8 @@ def _cancelling(folder: Path) -> Work:
     return Work(folder / "runs" / "cancel")
 
 
-_STOP_LOCAL = "What is done is kept; 'Grade all' goes on from there."
-_STOP_CLUSTER = "The cluster goes on; 'Grade all' gathers what it has done meanwhile."
+_STOP_LOCAL = "All results so far are kept. 'Grade all' continues with the rest."
+_STOP_CLUSTER = "The cluster continues to grade. 'Grade all' collects its results."
 _CANCEL_CLUSTER = "Every job that has no result yet is cancelled, for all workers. What is graded stays."
 
 

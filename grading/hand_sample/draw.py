@@ -198,8 +198,8 @@ def _parts(members: Iterable[SampleMember], strata: Mapping[str, str] | None) ->
         parts.setdefault(part, []).append(member)
     if partless_names:
         raise BoundError(
-            f"no part is given for {plural(len(partless_names), 'submission')} (the first is {partless_names[0]!r}): "
-            "add a row for each of them"
+            f"no part of the class is given for {plural(len(partless_names), 'submission')} (the first is "
+            f"{partless_names[0]!r}): add a row for each of them"
         )
     return dict(sorted(parts.items()))
 
@@ -406,7 +406,7 @@ class SheetConflict(BoundError):
     """The cell was changed after the person looked at it. `stands` is its content now."""
 
     def __init__(self, stands: str) -> None:
-        super().__init__(f"somebody has entered {stands or 'nothing'} here meanwhile; nothing of yours is saved")
+        super().__init__(f"somebody else has changed this cell to {stands or 'nothing'}; your entry is not saved")
         self.stands = stands
 
 

@@ -147,7 +147,7 @@ def name_cell(name: str) -> str:
 
     All of its spaces are kept, so that the submission can be found by this name.
     """
-    joiners = "\u200c\u200d"  # Python counts these as unprintable, but Persian words and emoji need them
+    joiners = "\u200c\u200d"  # Python counts these characters as unprintable, but Persian words and emoji need them
     return "".join(char if char.isprintable() or char in joiners or category(char) == "Zs" else "�" for char in name)
 
 

@@ -354,7 +354,7 @@ def _mapping(
     file: str, place: str, data: Any, keys: tuple[str, ...], required_keys: tuple[str, ...]
 ) -> Mapping[str, Any]:
     if not isinstance(data, dict):
-        raise RubricError(f"{file}: {place} must be keys and values ({', '.join(keys)}), not {_quote(data)}")
+        raise RubricError(f"{file}: {place} must contain keys and values ({', '.join(keys)}), not {_quote(data)}")
     for key in data:
         if key not in keys:
             close = difflib.get_close_matches(str(key), keys, n=1)

@@ -172,12 +172,12 @@ def test_a_missing_key_is_named(tmp_path: Path, key: str) -> None:
     [
         (rubric_data(criteria=[]), "'criteria' is empty"),
         (rubric_data(criteria={"a": 1}), "'criteria' must be a list of criteria"),
-        (rubric_data(criteria=["loops"]), "criterion 1 must be keys and values"),
+        (rubric_data(criteria=["loops"]), "criterion 1 must contain keys and values"),
         (rubric_data(criteria=[LOOPS] * 61), "61 criteria, but at most 60"),
         (rubric_data(total=11), "'total' is 11, but the criteria add up to 10; correct one of them"),
         (rubric_data(total="10"), "'total' must be a number"),
         (rubric_data(criterions=[]), "unknown key 'criterions'; did you mean 'criteria'?"),
-        ([1], "the rubric must be keys and values"),
+        ([1], "the rubric must contain keys and values"),
         ('{"title": "a",\n "title": "b"}', "the key 'title' occurs twice"),
         ('{"title": "a",\n oops}', "line 2, column 2: not JSON"),
         ("[" * 100_000, "the file is JSON, but it can't be read"),
@@ -204,7 +204,7 @@ def test_a_mistake_in_the_whole_is_named(tmp_path: Path, data: Any, expected: st
         ("title: a\ntitle: b", "line 1: the key 'title' occurs twice"),
         ("title: !!timestamp never", "the file is YAML, but it can't be read"),
         ("? [a]\n: b", "line 1, column 3: not YAML"),
-        ("", "must be keys and values (title, instructions, criteria, total, checks, feedback, late), not nothing"),
+        ("", "must contain keys and values (title, instructions, criteria, total, checks, feedback, late), not nothing"),
         ("a: &a [x]\nb: [" + "*a, " * 11 + "]", "11 YAML aliases (*name); at most 10 are read"),
     ],
 )
