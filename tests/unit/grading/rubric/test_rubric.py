@@ -204,7 +204,7 @@ def test_a_mistake_in_the_whole_is_named(tmp_path: Path, data: Any, expected: st
         ("title: a\ntitle: b", "line 1: the key 'title' occurs twice"),
         ("title: !!timestamp never", "the file is YAML, but it can't be read"),
         ("? [a]\n: b", "line 1, column 3: not YAML"),
-        ("", "must contain keys and values (title, instructions, criteria, total, checks, feedback, late), not nothing"),
+        ("", "contain keys and values (title, instructions, criteria, total, checks, feedback, late), not nothing"),
         ("a: &a [x]\nb: [" + "*a, " * 11 + "]", "11 YAML aliases (*name); at most 10 are read"),
     ],
 )
