@@ -37,7 +37,7 @@ class Act:
     item_id: str
     version: str = ""  # the version of the decisions when the act was done
     by: str = ""
-    changes: Mapping[str, GradeChange] = field(default_factory=dict)  # by criterion id, or by WHOLE for the summary
+    changes: Mapping[str, GradeChange] = field(default_factory=dict)  # by criterion, or WHOLE
     undoes: str = ""  # id of the act to undo
     request_id: str = ""
     seen_reply: str | None = None  # the reply that the page showed when the act was done
@@ -129,7 +129,7 @@ class Acts:
                 if act.kind == "accept"
                 else make_overrides(row.final.grade, standing, act.changes, reviewer)
             )
-        except BatchError as error:  # for example because a text is too long
+        except BatchError as error:  # for example a text that is too long
             raise ReviewError(str(error)) from None
         if all(_is_same(decision, standing.get(decision.criterion_id)) for decision in decisions):
             return  # the decisions are already saved, for example because the desk was restarted after the act

@@ -20,7 +20,7 @@ _REASONS = {
     "lowered": "the work shows less than the model saw",
     "reworded": "reworded for the student",
 }
-_MOST_PHRASES = 9  # maximum number of phrases for each criterion, because there are only nine digit keys
+_MOST_PHRASES = 9  # For each criterion; there are only this many digit keys.
 # A reason is filled in by default only after this many uses, because a sentence about one student may be wrong for
 # another.
 _USES_OF_A_HABIT = 3
