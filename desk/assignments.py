@@ -122,7 +122,7 @@ def use_rubric(folder: Path, rubric: Path) -> None:
     Raises InputError if the class has been graded: then a round is needed.
     """
     if batches.exists(folder):
-        raise InputError("the class is graded already: start a regrade, and use this rubric in the regrade")
+        raise InputError("the class is already graded; to use this rubric, start a regrade")
     save_inputs(folder, replace(read_inputs(folder), rubric=str(rubric)))
 
 
@@ -151,7 +151,7 @@ def _title(rubric: str) -> str:
         return ""
 
 
-# --- uploaded and named files
+# --- uploaded files and typed paths
 
 
 def uploaded_documents(folder: Path) -> list[Path]:
@@ -171,7 +171,7 @@ def save_file(folder: Path, name: str, data: bytes) -> Path:
     try:
         make_folder(folder)
     except OSError as error:
-        raise InputError(f"can't keep {plain}: {error.strerror}") from None
+        raise InputError(f"can't save {plain}: {error.strerror}") from None
     write_atomically(folder / plain, data)
     return folder / plain
 
@@ -224,9 +224,9 @@ def save_submissions(folder: Path, files: Sequence[tuple[str, bytes]]) -> Path:
 def find_submissions(text: str) -> Path:
     """Return the path of the submissions that was typed. Raises InputError if it does not exist."""
     if not text.strip():
-        raise InputError("submissions: there is no upload and no path; wait until the upload ends, or type a path")
+        raise InputError("submissions: no upload has arrived and no path is given; wait for the upload, or type a path")
     path = Path(text.strip()).expanduser()
-    # `Path.exists` raises an error for some paths. This function returns False for them.
+    # `Path.exists` raises an error for some paths. `os.path.exists` returns False for them.
     if not os.path.exists(path):
         raise InputError(
             f"submissions: {text.strip()} does not exist; type the path of a file or folder on this machine"
@@ -269,7 +269,7 @@ def _read_upload(name: str, data: bytes, read: Callable[[Path], Any]) -> Any:
 
 def rubric_versions(folder: Path) -> list[Path]:
     """Return the kept versions, newest first."""
-    paths = (folder / "rubrics").glob("[!.]*")  # the name of a version that is still being written begins with a dot
+    paths = (folder / "rubrics").glob("[!.]*")  # while a version is being written, its name begins with a dot
     return sorted(paths, key=lambda path: path.stat().st_mtime, reverse=True)
 
 

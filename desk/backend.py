@@ -17,7 +17,7 @@ class FleetView:
     """The cluster at one moment. `problem` says why it can't be seen."""
 
     workers: Sequence[WorkerInfo] = ()
-    queue_depths: Mapping[str, int] | None = None  # ready jobs by queue
+    queue_depths: Mapping[str, int] | None = None  # number of ready jobs in each queue
     problem: str = ""
 
 

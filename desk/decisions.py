@@ -15,12 +15,12 @@ from grading.reviews import FILE, ROUND_REASON, Override, decisions_in, version_
 from grading.rubric.rubric import Points
 from messages.errors import UsageError
 
-# The decisions on one submission by criterion id. The key None stands for the whole submission.
+# The decisions on one submission. The keys are criterion ids; the key None means the whole submission.
 Overrides = Mapping[str | None, Override]
 
 ACCEPTED_REASON = "looked at, and left as it is"
 TOGETHER_REASON = "decided together with the answers that are like it"
-WHOLE = ""  # stands for the submission's summary, in place of a criterion's id
+WHOLE = ""  # used instead of a criterion's id for the submission's summary
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class Decisions:
     """The decisions about one batch. May be used from several threads. Only new lines are read."""
 
     def __init__(self, folder: Path) -> None:
-        self.version = 0  # increases with each change
+        self.version = 0  # increases whenever decisions have changed
         self._tail = LineTail(folder / FILE, make=decisions_in)
         self._lock = threading.RLock()
         self._by_item: dict[str, dict[str | None, Override]] = {}

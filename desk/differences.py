@@ -16,7 +16,7 @@ class Difference:
     submission: str
     before: Points | None
     after: Points | None
-    criteria: tuple[tuple[str, Points | None, Points | None], ...]  # changed criteria: (id, before, after)
+    criteria: tuple[tuple[str, Points | None, Points | None], ...]  # changed criteria: (id, old points, new points)
 
     @property
     def is_none(self) -> bool:

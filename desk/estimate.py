@@ -14,8 +14,8 @@ class ModelRate:
     answers: int
     # The tokens that the engine computed, divided by the seconds that it needed for them.
     prefill_tokens_per_s: float
-    decode_tokens_per_s: float  # for one sequence; all slots together decode faster
-    transferred_answers: int  # answers decoded from a KV cache that another engine computed
+    decode_tokens_per_s: float  # for one sequence; all slots together decode more tokens per second
+    transferred_answers: int  # number of answers decoded from a KV cache that another engine computed
 
 
 def model_rates(results: Iterable[JobResult]) -> list[ModelRate]:

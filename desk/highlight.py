@@ -10,12 +10,12 @@ from pygments.token import Comment, Keyword, Number, Operator, String, _TokenTyp
 # The languages of submissions, by the names that `grading.submissions` uses.
 _LEXERS = {"Python": "python", "R": "r", "SQL": "sql", "Julia": "julia", "Bash": "bash", "JavaScript": "javascript"}
 _KINDS = ((Comment, "c"), (String, "s"), (Number, "n"), (Keyword, "k"), (Operator.Word, "k"))
-# In characters. A longer line is data, and a lexer needs four times as long for twice the length.
+# In characters. A longer line is data and not code. A lexer needs four times as long for a line of twice the length.
 _MAX_LINE = 1_000
-# In seconds of CPU time. If the clock were used, a busy machine would show less colour.
+# In seconds of CPU time. With wall-clock time, a busy machine would highlight less code.
 _MOST_S = 0.2
 
-# The pieces of one line as (kind, text). The kinds are c, s, n and k; "" means anything else.
+# The pieces of one line as (kind, text). The kinds are c (comment), s (string), n (number), k (keyword) and "" (other).
 Pieces = tuple[tuple[str, str], ...]
 
 

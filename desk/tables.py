@@ -7,11 +7,11 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-# More columns can't be read in half a page.
+# A table with more columns can't be read in half a page.
 MAX_COLUMNS = 12
 # Line under the header of a Markdown table.
 _SEPARATOR = re.compile(r"[|:\- ]*-[|:\- ]*")
-# What stands between two tables: an empty line, a heading, or a tibble's comment line.
+# A line between two tables: an empty line, a heading, or a tibble's comment line.
 _BETWEEN = re.compile(r"\s*(?:#|$)")
 _TYPES = re.compile(r"\s+(?:<[\w .+]+>\s*)+")  # the second line of a printed tibble, with the columns' types
 

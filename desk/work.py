@@ -40,7 +40,7 @@ RESTART_EVENT = "work_started"
 _WRAPPER = 'trap : INT; ended=$1; shift; "$@"; echo $? >"$ended"'
 
 # For this many seconds after the start, the process can still be a copy of the shell. Such a copy can swallow the
-# signal.
+# signal that stops the process.
 _DEAF_S = 0.3
 
 _BOOT = "/proc/sys/kernel/random/boot_id"
@@ -58,7 +58,7 @@ class Record:
     started_at: float
     # When the process started, as the system reports it.
     process: str = ""
-    # Whether a person stopped it. Then it must not be resumed automatically.
+    # Whether a person stopped the process. A process that a person stopped must not be resumed automatically.
     stopped: bool = False
     kind: str = "grade"  # or "retry"
     limit: int = 0  # `limit` and `only` say which submissions this run grades; 0 and () mean the whole class
@@ -68,7 +68,7 @@ class Record:
 
     def __post_init__(self) -> None:
         if self.pid < 2 or self.limit < 0:
-            raise ValueError("work.json is none of ours")
+            raise ValueError("kvasir did not write this work.json")
 
 
 class Work:
@@ -88,8 +88,8 @@ class Work:
         with _lock:
             if self.folder.is_symlink() or self.folder.parent.is_symlink():
                 raise BatchError(
-                    f"{self.folder} or its parent is a symbolic link, so the desk starts no work there; "
-                    "replace the link by a folder"
+                    f"{self.folder} or its parent is a symbolic link, so the desk can't work in this folder; "
+                    "replace the link with a folder"
                 )
             try:
                 make_folder(self.folder)

@@ -79,7 +79,7 @@ def _own_names() -> tuple[str, ...]:
 def _hostname(url: str) -> str | None:
     try:
         return urlsplit(url).hostname
-    except ValueError:  # brackets without a valid IPv6 address
+    except ValueError:  # the URL has brackets without a valid IPv6 address
         return None
 
 

@@ -68,7 +68,7 @@ class GpuCollector(Collector):
             place = (self._host, str(number))
             with suppress(Exception):
                 busy.add_metric(place, self._nvml.nvmlDeviceGetUtilizationRates(device).gpu / 100)
-            with suppress(Exception):  # a GPU without separate memory reports no sizes
+            with suppress(Exception):  # a GPU without its own memory reports no memory sizes
                 memory = self._nvml.nvmlDeviceGetMemoryInfo(device)
                 memory_in_use.add_metric(place, memory.used)
                 total.add_metric(place, memory.total)

@@ -21,7 +21,7 @@ from messages.lines import on_one_line
 
 Style = Literal["console", "json"]
 
-TIME_FIRST = '{"time": "'  # each line in the JSON style begins with this; the time follows, in UTC
+TIME_FIRST = '{"time": "'  # each line in the JSON style begins with this, followed by the time in UTC
 
 # Our packages log at the requested level; libraries log only from WARNING on (pika logs routine steps at INFO).
 ROOMS = (
@@ -37,12 +37,12 @@ _WORD = re.compile(r"[A-Za-z0-9._:/\-]{1,128}\Z")
 _WARNED_OF = (Step.RETRIED, Step.KV_GONE, Step.REDELIVERED, Step.ISOLATED, Step.FAILED)
 _LEVELS = {
     **dict.fromkeys(_WARNED_OF, logging.WARNING),
-    Step.FIRST_TOKEN: logging.DEBUG,  # DEBUG, because the line of ANSWERED also contains this time
+    Step.FIRST_TOKEN: logging.DEBUG,  # only DEBUG, because the line for ANSWERED also contains this time
 }
 
 _FIRST_FIELDS = ("time", "level", "logger", "event")
 
-_FLUSH_S = 1.0  # a stderr that takes longer than this is stuck
+_FLUSH_S = 1.0  # if a flush of stderr takes longer than this, stderr is stuck
 
 _jobs = logging.getLogger("monitoring.jobs")
 _as_json = json.JSONEncoder(ensure_ascii=False).encode
@@ -53,7 +53,7 @@ def configure(level: str = "info", style: Style = "console", background: bool = 
 
     `background`: a separate thread writes the lines, for workers with many threads and many short jobs.
     """
-    # Log lines don't show thread, process and caller. Looking them up would take a fifth of the time for a line.
+    # Log lines don't show thread, process or caller. Looking them up would take a fifth of the time for writing a line.
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
     logging._srcfile = None
     root = logging.getLogger()
@@ -136,7 +136,7 @@ class _Stderr(logging.Handler):
         try:
             sys.stderr.write(self.format(record) + "\n")
             sys.stderr.flush()
-        # By logging's contract, a record that can't be written must not stop the program.
+        # A record that can't be written must not stop the program. The logging module demands this of its handlers.
         except Exception:  # noqa: BLE001
             self.handleError(record)
 
@@ -181,7 +181,7 @@ class _Background(_Stderr):
                 sys.stderr.write("".join(line for line in lines if isinstance(line, str)))
                 sys.stderr.flush()
             for line in lines:
-                if isinstance(line, threading.Event):  # a flush: all earlier lines have been written
+                if isinstance(line, threading.Event):  # a flush waits for this event; all earlier lines are written
                     line.set()
 
 

@@ -18,16 +18,16 @@ from messages.jobs import LANES, SHORT_PROMPT_TOKENS, STAGES
 from messages.lifecycle import Event, Step
 from messages.workers import WorkerStage
 
-# A chat answer takes a tenth of a second, and a class's last job waits almost an hour.
+# Buckets in seconds. A chat answer takes a tenth of a second, and the last job of a class waits almost an hour.
 SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 30, 60, 120, 300, 600, 1200, 1800, 3600)
-# From 1,000 tokens per second down to one token every two seconds.
+# Buckets in seconds per token: from 1,000 tokens per second down to one token every two seconds.
 TOKEN_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.015, 0.02, 0.03, 0.04, 0.06, 0.08, 0.1, 0.15, 0.2, 0.5, 1, 2)
 
 MAX_MODELS = 64  # maximum number of label values; jobs of further models are counted under OTHER_LABEL
 OTHER_LABEL = "other"
 QUESTIONS = ("code", "feedback", OTHER_LABEL)
-REASONS = ("home_busy", "unserved")  # reasons of a steal
-NEVER_S = 1e9  # means, in an event about a steal, that no other worker would have done the job
+REASONS = ("home_busy", "unserved")  # reasons why a worker steals a job
+NEVER_S = 1e9  # in an event about a steal, this value means that no other worker would have done the job
 STATES = ("succeeded", "failed", "expired")
 
 Facts = Mapping[str, Any]
@@ -42,7 +42,7 @@ class Metrics:
         self._models: set[str] = set()
         self._taken_up_to: dict[tuple[str, ...], float] = {}
         self._lock = threading.Lock()
-        # There are few series, and finding one takes longer than counting, so they are cached.
+        # The series are cached, because looking one up takes longer than counting. There are only a few of them.
         self._at = lru_cache(maxsize=None)(lambda metric, *labels: metric.labels(*labels))
         self._make_counters()
         self._make_histograms()

@@ -36,7 +36,7 @@ class Page:
 
     registry: CollectorRegistry
     health: Callable[[], Mapping[str, Any]]
-    why_not_ready: Callable[[], list[str]]  # reasons, as sentences; empty if the process is ready
+    why_not_ready: Callable[[], list[str]]  # why the process is not ready, in sentences; empty if it is ready
     status: Callable[[], Mapping[str, Any]]
 
     def answer(self, path: str) -> Answer:
@@ -82,11 +82,11 @@ class PageServer(AbstractContextManager["PageServer"]):
 
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
-    block_on_close = False  # a client that stays connected must not delay a worker's stop
+    block_on_close = False  # a client that stays connected must not delay the end of the process
     request_queue_size = 64
 
     def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
-        self._since: dict[Any, float] = {}  # when each open connection began, oldest first
+        self._since: dict[Any, float] = {}  # the time at which each open connection began, oldest first
         super().__init__(address, handler)
 
     def process_request(self, request: Any, client_address: Any) -> None:
@@ -125,7 +125,7 @@ def _handler(page: Page, listens_on: str) -> type[BaseHTTPRequestHandler]:
 
         def do_GET(self) -> None:
             """Answer one request."""
-            # A probe can use HTTP/1.0 and send no Host header; no browser does.
+            # A probe can use HTTP/1.0 without a Host header. A browser always sends a Host header.
             problem = why_not(listens_on, self.headers.get("Host", LOOPBACK), self.headers.get("Origin"))
             path = self.path.partition("?")[0]
             status, kind, body = _json(403, {"error": problem}) if problem else page.answer(path)

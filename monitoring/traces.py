@@ -17,8 +17,8 @@ from messages.lifecycle import Event, Step
 
 log = logging.getLogger(__name__)
 
-# Spans that an event makes, in order: the name, and which fact of the event holds its duration. The last span ends at
-# the time of the event.
+# The spans that each event makes, in order, as (name of the span, name of the event's fact with the span's duration).
+# The last span ends at the time of the event.
 _SPANS = {
     Step.SUBMITTED: (("submit", ""),),
     Step.KV_STORED: (("prefill", "prefill_s"), ("KV put", "put_s")),
@@ -27,7 +27,7 @@ _SPANS = {
     Step.FAILED: (("reply", ""),),
 }
 _LINKED = (Step.REDELIVERED, Step.STOLEN)
-_MOST_LINKED = 10_000  # maximum number of remembered jobs that came back or were stolen, and have no later span yet
+_MOST_LINKED = 10_000  # maximum number of jobs that came back or were stolen and still wait for their next span
 
 
 def trace_observers() -> list[Callable[[Event], None]]:
@@ -51,7 +51,7 @@ class SpanMaker:
         from opentelemetry.sdk.trace import RandomIdGenerator, TracerProvider
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
-        # A submission's span has the ids that the job's messages carry. The job's other spans are its children.
+        # The span "submit" gets the ids that the job's messages carry. The job's other spans are children of "submit".
         ids, random_ids = RandomIdGenerator(), RandomIdGenerator()
         ids.generate_trace_id = lambda: self._root.trace_id
         ids.generate_span_id = lambda: self._root.span_id if self._root else random_ids.generate_span_id()
@@ -59,7 +59,7 @@ class SpanMaker:
         self.provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
         self._tracer = self.provider.get_tracer("kvasir")
         self._trace = trace
-        self._root: Any = None  # set while a submission's span is made: the ids of that span
+        self._root: Any = None  # the ids of the span "submit" while that span is made; otherwise None
         self._links: dict[str, list[Any]] = {}
         self._lock = threading.Lock()
 

@@ -35,7 +35,7 @@ class RegistrationCollector(Collector):
             ("kvasir_slots", "Jobs it works on at once, at most.", lambda worker: worker.slots),
             ("kvasir_slots_busy", "Jobs it works on now.", lambda worker: worker.busy),
             ("kvasir_transfers_kv", "1 if the KV transfer was proved at start.", lambda worker: worker.transfers_kv),
-            # The worker's own model, and the models that it has loaded for stealing.
+            # One sample for the worker's own model, and one for each model that it has loaded to steal jobs.
             ("kvasir_model_resident", "1 while the model is loaded.", lambda _worker: 1),
             ("kvasir_paused", "1 while it has paused itself.", lambda worker: bool(worker.details.paused_because)),
             (

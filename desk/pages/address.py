@@ -22,7 +22,7 @@ def _choice_of(*choices: str) -> Parser:
     return lambda values: next((value for value in values if value in choices), choices[0])
 
 
-# The fields that an address can hold, by the keys of their widgets. Each has a parser.
+# A parser for each field that an address can contain. The keys are those of the fields' widgets.
 _PARSERS: dict[str, Parser] = {
     "assignment": lambda values: values[0],
     "section": _choice_of(*SECTIONS),
@@ -51,9 +51,11 @@ def follow_address() -> None:
     state = st.session_state
     address = {name: st.query_params.get_all(name) for name in _PARSERS if name in st.query_params}
     page_address, last_address = _page_address(), state.get("shown")
-    # The value is true after a reload, a link, Back or Forward. After a click, the browser can still send the previous
-    # address, but then a choice on the page has changed. If the person presses Back twice before the page is drawn, the
-    # page still has the choices from before the first press.
+    # "went" is true after a reload, a link, Back or Forward. It is false after a click: the browser can still send the
+    # previous address then, but a choice on the page has changed.
+    #
+    # If the person presses Back twice before the page is drawn, the page still has the choices from before the first
+    # press. The address of these choices is in "left".
     state["went"] = address != state.get("address") and (
         last_address is None or page_address in (last_address, state.get("left"))
     )
@@ -66,7 +68,7 @@ def follow_address() -> None:
     for name, values in state["remembered"].items():
         if name not in state:  # Streamlit forgets the values of widgets that are not drawn
             state[name] = _PARSERS[name](values)
-    # `write_address` would be too late, because a second press of Back ends this run before that call.
+    # The addresses are saved here, because a second press of Back can end this run before it calls `write_address`.
     if state["went"] and last_address is not None:
         state["shown"], state["left"] = _page_address(), page_address
     _leave()
@@ -105,7 +107,7 @@ def write_address() -> None:
         state.pop("left", None)
     if page_address == last_address or page_address == state["address"]:
         return
-    # After Back, a new step would cut off the steps that Forward leads to, so none is added.
+    # After Back, no step is added to the browser's history: it would remove the steps that Forward leads to.
     if not has_navigated or (last_address is None and state["address"].items() <= page_address.items()):
         state["address"] = page_address
         st.query_params.from_dict(page_address)

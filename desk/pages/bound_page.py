@@ -111,7 +111,9 @@ def _draw(folder: Path, graded_class: GradedClass) -> None:
         caption += f" {plural(decided_count, 'other')} a person has decided on already: nothing is promised of those."
     st.caption(caption)
     with st.container(horizontal=True, vertical_alignment="bottom"):
-        size = st.selectbox("Graded by hand", SIZES, 1, help="With parts: of each part.", key="plan size")
+        size = st.selectbox(
+            "Graded by hand", SIZES, 1, help="If the class has parts, this many in each part.", key="plan size"
+        )
         st.number_input("Points by which a grade may differ", 0.0, None, 1.0, 0.5, format="%g", key="plan within")
         st.number_input("Percent that may differ by more", 0.5, 99.0, 20.0, 5.0, format="%g", key="plan most")
         st.number_input("Confidence, in percent", 50.0, 99.9, 90.0, 5.0, format="%g", key="plan confidence")
@@ -271,7 +273,7 @@ def _points(folder: Path, criteria: Sequence[Criterion], item: Item, cells: Mapp
         state["hand criterion"] = next((id for id in ids if not cells[id]), "done")
     for criterion, next_id in zip(drawn_criteria, [*ids[1:], "done"], strict=True):
         field = f"hand {item.item_id} {criterion.id}"
-        # The field shows the sheet's value. Only a value that was typed just now and refused stays in the field.
+        # The field shows the sheet's value. The exception is a value that was just typed and refused: it stays visible.
         if state.get("hand seen", {}).get(field) != cells[criterion.id] or field not in state:
             state.setdefault("hand seen", {})[field] = cells[criterion.id]
             state[field] = float(cells[criterion.id].replace(",", ".")) if cells[criterion.id] else None

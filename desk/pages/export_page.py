@@ -20,7 +20,7 @@ from grading.report.grades import save_graded
 from producers.words import plural
 
 _MAX_LINES = 50
-# The desk does not know the unsaved changes; only the browser does.
+# The browser counts the unsaved changes, because the desk does not know them.
 _UNSAVED_HTML = """<p class="unsaved" role="status"></p><script>
 (() => {
   const count = (kind) => Object.keys(localStorage).filter((key) => key.startsWith(`kvasir BATCH ${kind} `)).length;
@@ -59,7 +59,7 @@ def show_export_page(desk: Desk, folder: Path) -> None:
             graded_class = graded_class_of(view)
             if graded_class:
                 save_graded(folder, graded_class)
-            # The grades are read before the file is made, as `kvasir export` does it.
+            # Like `kvasir export`, the desk reads the grades before it makes the file.
             _, grades = export.final_grades(folder, include_unreviewed)
             export_file = export_format.make(folder, include_unreviewed=include_unreviewed, **choices)
             st.session_state["exported"] = (*asked, export_file, grades)

@@ -174,7 +174,12 @@ def _start(desk: Desk, folder: Path, inputs: Inputs) -> None:
         help="Grade a few submissions first, one of each kind, so that you can still correct the rubric.",
     )
     action_button(
-        "Grade all", grade, at=all_column, disabled=is_running, type="primary", help="What is graded already stays."
+        "Grade all",
+        grade,
+        at=all_column,
+        disabled=is_running,
+        type="primary",
+        help="Submissions that are already graded stay as they are.",
     )
     label, means = ("Stop listening", _STOP_CLUSTER) if desk.backend.is_cluster else ("Pause", _STOP_LOCAL)
     action_button(label, work.stop, at=stop_column, disabled=not is_running, help=means)
@@ -193,8 +198,8 @@ def _cancelling(folder: Path) -> Work:
     return Work(folder / "runs" / "cancel")
 
 
-_STOP_LOCAL = "What is done is kept; 'Grade all' goes on from there."
-_STOP_CLUSTER = "The cluster goes on; 'Grade all' gathers what it has done meanwhile."
+_STOP_LOCAL = "All results so far are kept. 'Grade all' continues with the rest."
+_STOP_CLUSTER = "The cluster continues to grade. 'Grade all' collects its results."
 _CANCEL_CLUSTER = "Every job that has no result yet is cancelled, for all workers. What is graded stays."
 
 

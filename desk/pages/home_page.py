@@ -92,7 +92,7 @@ def _create(home: Path, number: int) -> None:
     if state["forms sent"] == number:
         state["made"] = _create_from_form(home, lambda name: state[f"new {number} {name}"])
         state["forms sent"] += 1
-    if not state["assignment"]:  # select it only if the person has not chosen another assignment meanwhile
+    if not state["assignment"]:  # unless the person has chosen another assignment, show the new one
         go_next(*state["made"])
 
 
@@ -126,7 +126,7 @@ def _check(uploads: Any, place: str, rubric: Any, documents: Sequence[Any], home
     """Check the form before a folder is created, so that nothing half-made is left."""
     if uploads:
         assignments.check_uploads([upload.name for upload in uploads])
-        # If there are several uploads, each is a student's work, and the class's table shows what is wrong with it.
+        # If there are several uploads, each is one student's work. The class's table reports errors in these files.
         if len(uploads) == 1:
             assignments.check_zip(uploads[0].name, uploads[0])
     else:

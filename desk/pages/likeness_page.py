@@ -18,7 +18,7 @@ from grading.reviews import decide_together, decided_together, undo_together
 from grading.rubric.rubric import Criterion, exact, plain
 from producers.words import join_with_and, plural, shorten_names
 
-# The maximum number of answers that one decision covers, and of decisions that can be undone on this page.
+# One decision covers at most this many answers. The page offers to undo at most this many decisions.
 _MOST_SHOWN = 40
 
 
@@ -133,7 +133,7 @@ def _act(act: Callable[[], list[str]], message: str, names: Mapping[str, str]) -
     """
     left = join_with_and([names[id] for id in act()])
     st.session_state["said of group"] = message + (
-        f" Somebody has decided meanwhile, and it stays: {left}." if left else ""
+        f" Not changed, because somebody else has decided on them: {left}." if left else ""
     )
 
 

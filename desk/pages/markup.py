@@ -50,8 +50,8 @@ class Markup:
             else escape(line)
             for number, line in enumerate(text.split("\n"))
         ]
-        # HTML drops a line break right after <pre>. One more line break is added here, so that the text's own first
-        # line break stays.
+        # HTML drops a line break right after <pre>. One more line break is added here to keep the first line break of
+        # the text.
         self._pieces.append("\n".join([f'<pre style="{_VERBATIM}">', *lines_html]) + "</pre>")
 
     def changes(self, first: str, other: str) -> None:

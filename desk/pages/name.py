@@ -10,9 +10,10 @@ import streamlit as st
 from desk.pages.shared import COOKIE
 
 _NAME_HELP = "Kept in this browser and written beside your decisions; in no file for a learning platform or a student."
-# Streamlit sends a field when the focus leaves it. This script also sends it when the person pauses or leaves the page,
-# so a reload or Back loses no words. After a choice of a section, the script takes the focus from the section's radio
-# button, so the page gets the keys again.
+# Streamlit sends the text of a field when the focus leaves the field. This script also sends the text when the person
+# pauses or leaves the page, so that nothing is lost by a reload or Back.
+#
+# When a section is chosen, the script takes the focus from its radio button, so that the page receives key presses.
 _SCRIPT = """; path=/; max-age=31536000; samesite=strict';
 if (document.activeElement.type === "radio") document.activeElement.blur();
 if (!window.kvasir) {

@@ -38,7 +38,7 @@ _PAGES: dict[str, Callable[[Desk, Path], None]] = {
     "Export": export_page.show_export_page,
     "Fleet": fleet_page.show_fleet_page,
 }
-# The keyboard keys, the same on every page: a list that changed with the section would fold shut.
+# The list of keyboard keys is the same on every page. If it changed with the section, Streamlit would collapse it.
 _KEYS = {
     "Tab": "the next field or button; with Shift the one before",
     "Enter, Space": "press the button, or tick the box",
@@ -118,7 +118,7 @@ def show_desk_page(open_backend: Callable[[], Backend]) -> None:
         if desk.backend.notice:
             st.warning(escape_markdown(desk.backend.notice))
         folder = _choose_assignment(desk)
-        # The first reading after a start takes about a minute for a thousand submissions.
+        # After a start, it takes about a minute to read a class of a thousand submissions for the first time.
         with st.spinner("Reading the class …"):
             section = _section(desk, folder) if folder else ""
         with st.sidebar:

@@ -82,7 +82,7 @@ def _editor(desk: Desk, folder: Path, view: BatchView) -> tuple[Path, RubricDraf
             )
             or current_path
         )
-        # The record of changes contains the name. After a reload, the name also tells the desk which browser this is.
+        # The record of changes contains the name. The field also saves the cookie that identifies this browser.
         ask_name()
     key = (st.session_state["browser"], rubric_path)
     draft = desk.rubrics.get(key)
@@ -96,7 +96,7 @@ def _editor(desk: Desk, folder: Path, view: BatchView) -> tuple[Path, RubricDraf
         rubric_form.read_widgets(draft)
         name, content = draft.file
         _select_version(folder, assignments.save_rubric(folder, name, content.encode()))
-        # The second click of a double click finds the draft already removed.
+        # At the second click of a double click, the draft is already removed.
         desk.rubrics.pop(key, None)
 
     buttons = st.container(horizontal=True)
@@ -173,7 +173,7 @@ def _prompts(view: BatchView, draft: RubricDraft) -> None:
                 show_text(text.strip())
 
 
-# --- a new round
+# --- starting and ending a round
 
 
 def _start(desk: Desk, folder: Path, view: BatchView, rubric: Path, draft: RubricDraft) -> None:
@@ -242,7 +242,7 @@ def _one_round(desk: Desk, folder: Path, view: BatchView, place: Path, work: Wor
     _show_differences(differences(old_grades, new_grades), view)
     if lapsing := lapsing_approvals(folder, view.grades, new_grades):
         show_text("\n".join(lapsing))
-    # While a run goes on there are no buttons, because a redraw of this part would swallow a click.
+    # During a run, this part is redrawn often, and a redraw can swallow a click. So no buttons are shown.
     if counts.open or is_running:
         return
     left, right, _ = st.columns([2, 2, 4])

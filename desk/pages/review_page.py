@@ -32,10 +32,10 @@ _SCREEN = st.components.v2.component(
     js=SCRIPT + (_FOLDER / "screen.js").read_text("utf-8"),
     isolate_styles=False,  # not isolated, because the page's styles for a student's work must apply here too
 )
-_MOST_NEAR = 16  # number of submissions whose grades are sent before they are looked at
-_MOST_WORK = 4  # how many of these are sent with their work
+_MOST_NEAR = 16  # maximum number of submissions whose grades are sent before a person opens them
+_MOST_WORK = 4  # maximum number of submissions whose work is sent before a person opens them
 _SENT_S = 0.05  # the time that Streamlit gets to send the drawn screen to the browser
-_REFRESH_S = 5.0  # interval at which the screen learns what others have open and have decided
+_REFRESH_S = 5.0  # interval at which the screen learns what other people have opened and decided
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,12 +49,12 @@ class _Message:
     name: str = ""
     blind: bool = False
     near: tuple[str, ...] = ()
-    # Submissions whose work the screen has, each with its version.
+    # The submissions whose work the screen already has, each with the version of the work.
     have: Mapping[str, int] = field(default_factory=dict)
-    whole: str = ""  # the submission of which all characters are wanted
-    prompts: str = ""  # the submission whose prompts and answers are wanted
-    same: tuple[str, ...] = ()  # a criterion and a comment: find the other submissions with this comment
-    parts: Mapping[str, str] = field(default_factory=dict)  # digests of the parts of the class that the screen has
+    whole: str = ""  # the submission whose whole text the screen asks for
+    prompts: str = ""  # the submission whose prompts and answers the screen asks for
+    same: tuple[str, ...] = ()  # (criterion, comment): the screen asks which other submissions have this comment
+    parts: Mapping[str, str] = field(default_factory=dict)  # digests of the class's data that the screen already has
 
 
 def show_review_page(desk: Desk, folder: Path) -> None:
@@ -75,7 +75,7 @@ def _draw_screen(desk: Desk, folder: Path) -> None:
     by_id = {row.final.grade.item_id: row for row in rows}
     elsewhere = desk.open_elsewhere(folder, state["browser"])
     _choose(rows, by_id, elsewhere)
-    # noted only when it changes, so that a page that is left open does not hold a submission for ever
+    # The open submission is noted only when it changes, so that a forgotten page does not hold it for ever.
     if state.get("opened") != (folder, state["submission"]):
         state["opened"] = folder, state["submission"]
         desk.note_open(folder, state["submission"], state["browser"])
@@ -101,7 +101,7 @@ def _draw_screen(desk: Desk, folder: Path) -> None:
             "heard": last_message[:2],
             "current": state["submission"],
             "show": state["show"],
-            "led": last_message[2:] != [state["submission"], state["show"]],  # by the address, or another page
+            "led": last_message[2:] != [state["submission"], state["show"]],  # the address or another page led here
             "elsewhere": sorted(elsewhere),
             "same": [
                 list(message.same),
@@ -120,7 +120,7 @@ def _draw_screen(desk: Desk, folder: Path) -> None:
 
 def _sections(folder: Path, rows: Sequence[Row]) -> dict[str, str]:
     """Return the section of each submission, if a roster has sections."""
-    with suppress(KvasirError):  # the error is shown where rosters are read
+    with suppress(KvasirError):  # the page that reads the rosters shows this error
         owners = read_rosters(kept_files(folder)).owners(row.final.submission for row in rows)
         return {name: owner.people[0].section for name, owner in owners.items() if owner.people}
     return {}
@@ -166,8 +166,8 @@ def _hear(desk: Desk, folder: Path, key: str) -> None:
         state["show"] = message.show
     state["submission"] = message.submission
     state.pop("opened", None)
-    # No other function sets this: after a restart of the desk, Streamlit can show an old message without calling this
-    # function. It is the last line, because each access to the state can end the function.
+    # Only this function sets "heard": after a restart of the desk, Streamlit can show an old message without calling
+    # this function. The assignment is the last statement, because each access to the state can end the function.
     state["heard"] = [message.sender, message.number, message.submission, state["show"]]
 
 

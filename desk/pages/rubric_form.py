@@ -33,12 +33,12 @@ _numbers = count(1)
 class RubricDraft:
     """The unsaved edits. In the form its fields count; in the view of the file its text counts."""
 
-    name: str  # name of the file that the edits began from
+    name: str  # name of the file that is being edited
     saved_text: str  # its text
     form: RubricFields
     text: str
     view: View = "Form"
-    # Why the text can't be shown as a form.
+    # Says why the text can't be shown as a form. "" means that it can.
     problem: str = ""
     # One key for each criterion. The fields of a criterion keep their key when the criterion is moved.
     keys: list[int] = field(default_factory=list)
@@ -120,8 +120,8 @@ class RubricDraft:
 
 def edit(draft: RubricDraft, changes: Sequence[Change] = ()) -> None:
     """Draw the draft, and read what is typed into it."""
-    # The view changes here, because the radio button's callback is too early: Streamlit calls it before the callback of
-    # a form's button that was pressed first, and the text would lack what that button changed.
+    # The view is not switched in the radio button's callback. Streamlit would call that callback too early: if the
+    # person has just pressed a button of the form, the text would not contain that button's change yet.
     if (requested_view := st.session_state.get(f"rubric view {draft.number}", draft.view)) != draft.view:
         read_widgets(draft)
         draft.switch_to(requested_view)
@@ -137,7 +137,7 @@ def edit(draft: RubricDraft, changes: Sequence[Change] = ()) -> None:
     )
     if draft.view == "YAML":
         field = _field(draft, "text", draft.text)
-        draft.text = st.text_area("Rubric", height=360, key=field, help="Every change makes other jobs.")
+        draft.text = st.text_area("Rubric", height=360, key=field, help="After a change, submissions are graded again.")
     else:
         _as_form(draft, changes)
     if draft.problem:

@@ -36,7 +36,7 @@ from messages.errors import KvasirError
 T = TypeVar("T")
 
 REFRESH_S = 2.0
-# Number of drawn submissions and pictures that are kept.
+# Maximum number of drawn submissions and pictures that are kept in memory.
 CACHE_SIZE = 12
 # A submission counts as open for this many seconds after its page was drawn.
 HELD_S = 600.0
@@ -51,14 +51,14 @@ class Desk:
 
     backend: Backend
     fleet: FleetWatch
-    # The drafts, by the browser's id and the path of the edited version.
+    # The drafts of rubrics, by the browser's id and the path of the edited version.
     rubrics: dict[tuple[str, Path], RubricDraft] = field(default_factory=dict)
     _views: dict[Path, BatchView] = field(default_factory=dict)
     _open: dict[tuple[Path, str], tuple[str, float]] = field(default_factory=dict)  # by browser
     _decisions: dict[Path, Decisions] = field(default_factory=dict)
     _acts: dict[Path, Acts] = field(default_factory=dict)
     _stages: dict[Path, Stages] = field(default_factory=dict)
-    # Each value with the stamp of the files that it was made from.
+    # Computed values, each with the stamp of the files that it was made from.
     _facts: dict[Hashable, tuple[Any, Any]] = field(default_factory=dict)
     # Like `_facts`. The most recently used entries are at the end.
     _drawn: dict[Hashable, tuple[Any, Any]] = field(default_factory=dict)
@@ -173,13 +173,13 @@ def _mtime_ns(path: Path) -> int:
         return 0
 
 
-# Streamlit ignores an argument in its cache's key if the argument's name begins with an underscore.
+# Streamlit's cache ignores arguments whose names begin with an underscore.
 @st.cache_resource(show_spinner=False)  # type: ignore[untyped-decorator]
 def get_desk(_open_backend: Callable[[], Backend]) -> Desk:
     """Return the desk of this process, which is made only once."""
     backend = _open_backend()
-    # These imports take half a second. Streamlit would make them at the first table, in several threads at once, and a
-    # thread can then see a module that is only half imported. So the first page's thread makes them here.
+    # These imports take half a second. Streamlit would import the modules at the first table, in several threads at
+    # once, and a thread could then see a module that is only half imported. So one thread imports them here.
     for name in ("pandas", "pyarrow"):
         importlib.import_module(name)
     # After every run of a page, Streamlit collects garbage before it sends the rest of what was drawn. A pass over the
@@ -199,8 +199,8 @@ def draw_live(draw: Callable[[], None], every_s: float | None = None, work: Work
     page_state = {name: st.session_state.get(name) for name in ("assignment", "section", "acted")}
 
     def draw_here() -> None:
-        # The whole page must be drawn again in two cases: Streamlit combined a click on the side bar with a click in
-        # this part, and draws only this part; or a button in this part has changed the rest of the page.
+        # The whole page must be drawn again if a button in this part has changed the rest of the page. It must also be
+        # drawn again if Streamlit draws only this part, although the person has clicked on the side bar too.
         if any(st.session_state.get(name) != value for name, value in page_state.items()):
             st.rerun()
         if is_running and work is not None and not work.is_alive:

@@ -15,7 +15,7 @@ from grading.submissions.reading import Submission, SubmissionPart
 from producers.words import plural
 
 SCRIPT = (Path(review_screen.__file__).parent / "work.js").read_text("utf-8")
-# Draws the blocks that `WorkBlocks` made, outside the review screen.
+# This component draws the blocks of `WorkBlocks` on all pages except the review screen.
 BLOCKS = st.components.v2.component(
     "kvasir_work",
     html='<div class="kv-blocks"></div>',

@@ -24,15 +24,15 @@ from grading.tables import ExportError
 from messages.errors import BatchError, KvasirError
 from producers.storage.shapes import parse_as
 
-RowsOf = Callable[[], tuple[Mapping[str, Row], Mapping[str, Overrides]]]  # both by item id, in their current state
+RowsOf = Callable[[], tuple[Mapping[str, Row], Mapping[str, Overrides]]]  # the current rows and decisions by item id
 
 
 @dataclass(frozen=True, slots=True)
 class Act:
     """One act of a person on a submission."""
 
-    sender: str  # the page on which it was done; each reload makes a new one
-    number: int  # counts from 1 in the order of the acts on that page
+    sender: str  # id of the page on which the act was done; a reloaded page has a new id
+    number: int  # the acts on one page are numbered from 1
     kind: Literal["decide", "accept", "undo", "reply", "ask"]
     item_id: str
     version: str = ""  # the version of the decisions when the act was done
@@ -40,9 +40,9 @@ class Act:
     changes: Mapping[str, GradeChange] = field(default_factory=dict)  # by criterion, or WHOLE
     undoes: str = ""  # id of the act to undo
     request_id: str = ""
-    seen_reply: str | None = None  # the reply that was there when the act was done
+    seen_reply: str | None = None  # the reply that the page showed when the act was done
     criterion_id: str | None = None
-    text: str = ""  # a reply, or a student's words
+    text: str = ""  # the person's reply, or the words of a student's request
 
     @property
     def id(self) -> str:
@@ -132,7 +132,7 @@ class Acts:
         except BatchError as error:  # for example a text that is too long
             raise ReviewError(str(error)) from None
         if all(_is_same(decision, standing.get(decision.criterion_id)) for decision in decisions):
-            return  # it is there already, for example because the act was done before the desk was restarted
+            return  # the decisions are already saved, for example because the desk was restarted after the act
         own = self._own.get((act.sender, act.item_id))
         version = own.last if own and act.version in own.versions else act.version
         if version != version_seen(row, standing):
@@ -144,7 +144,7 @@ class Acts:
     def _undo(self, rows_of: RowsOf, act: Act, reviewer: str) -> None:
         item_id, last_overrides, version = self._undoable.get(act.undoes, ("", (), ""))
         if not item_id and act.undoes in self._answers:
-            return  # the act had changed nothing
+            return  # the act to undo had changed nothing
         if item_id != act.item_id:
             raise ReviewError("This can't be undone any more: the desk was started again since. Decide once more.")
         undo_override(self._folder, item_id, version.partition(".")[0], last_overrides, reviewer)

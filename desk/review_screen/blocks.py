@@ -44,6 +44,6 @@ class WorkBlocks:
         self.blocks.append({"kind": "plot", "source": plot.source, "text": label, **size})
 
     def _lines(self, kind: str, lines: Iterable[Any], marks: Mapping[int, str]) -> None:
-        # Marks by the number of their line, as text: the keys of JSON.
+        # The reasons of the marks, by line number. The line numbers are text, because all keys in JSON are text.
         reasons = {str(number): reason for number, reason in marks.items()}
         self.blocks.append({"kind": kind, "lines": list(lines), "marks": reasons})

@@ -14,7 +14,7 @@ from grading.report.grades import show_distribution, show_points
 from grading.reviews import ROUND_REASON, Override, version_of
 from grading.rubric.rubric import Rubric
 
-# Suggested reasons, until people have given others.
+# These reasons are suggested until people have given their own.
 _REASONS = {
     "raised": "the work shows more than the model saw",
     "lowered": "the work shows less than the model saw",

@@ -15,7 +15,7 @@ from html import escape
 
 from grading.rubric.rubric import Points, exact, plain
 
-# The chart's left and right edge, in percent of the width.
+# The chart's left and right edges, in percent of the width.
 _LEFT, _RIGHT = 8.0, 99.0
 # Height in pixels of the area that shows columns, points or lines.
 _HEIGHT = 150

@@ -50,7 +50,7 @@ class SamplePart:
     members: int
     drawn: int
     agreement: tuple[PointComparison, ...]  # one for each criterion, and the last for the total
-    found: tuple[Release, ...]  # one a threshold
+    found: tuple[Release, ...]  # one for each threshold
     choice: Release | None  # the bound that is promised; None if there is no promise
     sentence: str
 
@@ -158,7 +158,7 @@ def _grades_from_reviews(folder: Path, draw: Draw, graded_class: GradedClass) ->
     return hand_grades
 
 
-# --- what limits the sentence
+# --- warnings about the limits of the bound
 
 
 def _warnings(folder: Path, draw: Draw, graded_class: GradedClass, from_reviews: bool) -> list[str]:
@@ -231,7 +231,7 @@ def _share(grade: Grade) -> float:
     return float(exact(grade.points or 0) / exact(grade.max_points))
 
 
-# --- how the bound is shown
+# --- texts about the bound
 
 
 def words(bound: Bound) -> list[str]:

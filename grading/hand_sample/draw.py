@@ -38,7 +38,7 @@ _VERSION = 1
 class SamplePlan:
     """The planned promise. With `thresholds` (), the signal's default thresholds are used."""
 
-    # The numbers of hand grades at which the bound is computed. Each further number makes the bound looser.
+    # The sample sizes at which the bound is computed. Each further size makes the bound looser.
     sizes: tuple[int, ...] = (30,)
     tolerance: Points = 1  # allowed difference between the model's points and the person's
     at_most: float = 0.2  # the promise: at most this share of the unseen grades differs by more than `tolerance`
@@ -121,8 +121,8 @@ def draw_sample(folder: Path, plan: SamplePlan, by: str, strata: Mapping[str, st
     members = undecided_members(folder, graded_class, plan.signal)
     if not members:
         raise BoundError(
-            "there is no grade to draw: a person has decided on each grade, or the class is not graded "
-            "yet; grade the class first"
+            "there is no grade to draw: either the class is not graded yet (grade it first), or a person has "
+            "already decided on every grade"
         )
     parts, seed = _parts(members, strata), _seed(graded_class.batch_id, members)
     record = Draw(
@@ -146,7 +146,7 @@ def draw_sample(folder: Path, plan: SamplePlan, by: str, strata: Mapping[str, st
 
 def undecided_members(folder: Path, graded_class: GradedClass, signal: str) -> list[SampleMember]:
     """Return the models' grades on which no person has decided. Grades that somebody has looked at are not unseen."""
-    # A decision holds either an item id or a submission's name.
+    # A decision identifies its submission either by an item id or by a name.
     decided_names = {override.item_id for override in read_overrides(folder)}
     members = [member_of(grade, signal) for grade in graded_class.grades if counts(grade)]
     return [member for member in members if not {member.item_id, member.submission} & decided_names]
@@ -198,8 +198,8 @@ def _parts(members: Iterable[SampleMember], strata: Mapping[str, str] | None) ->
         parts.setdefault(part, []).append(member)
     if partless_names:
         raise BoundError(
-            f"no part is given for {plural(len(partless_names), 'submission')} (the first is {partless_names[0]!r}): "
-            "add a row for each of them"
+            f"no part of the class is given for {plural(len(partless_names), 'submission')} (the first is "
+            f"{partless_names[0]!r}): add a row for each of them"
         )
     return dict(sorted(parts.items()))
 
@@ -210,7 +210,7 @@ def _refuse_second(folder: Path, graded_class: GradedClass) -> None:
     if earlier_draw and not changed_submissions(earlier_draw, graded_class) and _is_being_graded(folder):
         day = time.strftime("%Y-%m-%d %H:%M", time.localtime(earlier_draw.at))
         raise BoundError(
-            f"{folder} has a sample already, drawn by {earlier_draw.by} on {day}: grade that sample. If you could "
+            f"{folder} already has a sample, drawn by {earlier_draw.by} on {day}: grade that sample. If you could "
             "draw a second sample of the same grades and keep the better one, no bound would hold"
         )
 
@@ -325,7 +325,7 @@ def _lock_sheet(folder: Path) -> Iterator[None]:
         try:
             with open_private(folder / FILE, "r+b") as record:
                 fcntl.flock(record, fcntl.LOCK_EX)
-                # A different file number means that another process replaced the file before this one got the lock.
+                # A different inode means that another process replaced the file before this process got the lock.
                 if os.fstat(record.fileno()).st_ino == (folder / FILE).stat().st_ino:
                     yield
                     return
@@ -406,7 +406,7 @@ class SheetConflict(BoundError):
     """The cell was changed after the person looked at it. `stands` is its content now."""
 
     def __init__(self, stands: str) -> None:
-        super().__init__(f"somebody has entered {stands or 'nothing'} here meanwhile; nothing of yours is saved")
+        super().__init__(f"somebody else has changed this cell to {stands or 'nothing'}; your entry is not saved")
         self.stands = stands
 
 

@@ -68,7 +68,7 @@ def load_graded(folder: Path) -> GradedClass:
         fields = from_json(read_ordinary(path))
         if isinstance(fields, dict) and fields.get("version") != _VERSION:
             raise BatchError(
-                f"{path} was written by another version of kvasir; upgrade this version ({UPGRADE_COMMAND}), or "
+                f"{path} was written by another version of kvasir; upgrade kvasir here ({UPGRADE_COMMAND}), or "
                 f"write the file again {command_hint}"
             )
         graded_class: GradedClass = parse_as(GradedClass, _as_now(fields), "the class")
@@ -147,7 +147,7 @@ def name_cell(name: str) -> str:
 
     All of its spaces are kept, so that the submission can be found by this name.
     """
-    joiners = "\u200c\u200d"  # Python counts these as unprintable, but Persian words and emoji need them
+    joiners = "\u200c\u200d"  # Python counts these characters as unprintable, but Persian words and emoji need them
     return "".join(char if char.isprintable() or char in joiners or category(char) == "Zs" else "�" for char in name)
 
 

@@ -37,11 +37,11 @@ _MOST_FIGURES = 200
 _CLOSE = 1e-3
 # The output must contain at least this share of the solution's numbers.
 _MATCHING_SHARE = 0.8
-# The location of a part that came from a notebook.
+# Matches the location of a part that came from a notebook.
 _CELL = re.compile(r"(?:^|, )cell \d")
-# The location of Markdown, plain text, or text typed into the LMS.
+# Matches the location of Markdown, plain text, or text typed into the LMS.
 _PROSE = re.compile(r"(?:^|, )text\Z")
-# An SQL query, which can also stand inside a Python string.
+# Matches an SQL query, which can also be inside a Python string.
 _QUERY = re.compile(r"\bselect\s+[^\s(].{0,2000}?\bfrom\b", re.IGNORECASE | re.DOTALL)
 _SQL_FUNCTION = re.compile(
     "abs|avg|cast|ceil|coalesce|concat|count|date|dense_rank|extract|floor|ifnull|lag|lead|length|lower|max|min|ntile"
@@ -49,14 +49,14 @@ _SQL_FUNCTION = re.compile(
     re.IGNORECASE,
 )
 _STRING = r"""(\"{3}.*?\"{3}|'{3}.*?'{3}|"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*')"""
-# The key says whether the language is SQL. The patterns skip strings, because a "#" in a string begins no comment. In
-# SQL, a "#" is part of a name.
+# The key says whether the language is SQL. The patterns skip strings, because a "#" in a string does not begin a
+# comment. In SQL, a "#" is part of a name.
 _COMMENTS = {
     False: re.compile(rf"(?s:{_STRING})|(?:#|--(?= )).*"),
     True: re.compile(rf"(?s:{_STRING})|--.*|(?s:/\*.*?\*/)"),
 }
-# `{0}` stands for the name. A variable can get its value by an arrow, by "=" (also with a type), or in a loop. In SQL,
-# AS or the definition of a table gives it one.
+# In these patterns, `{0}` stands for the name. A variable can get its value from an arrow, from "=" (also with a type),
+# or in a loop. In SQL, it can get its value from AS or from the definition of a table.
 _PATTERNS = {
     "variables": r"(?<![\w.$]){0}\s*(?::\s?[\w.\[\], |]+)?(?:<<?-|:?=(?!=)|[-+*/|&%]=)|->>?\s*{0}(?![\w.])"
     r"|(?m:^[ \t(\[]*(?:\*?\w+[ \t]*,[ \t]*)*{0}[ \t]*,[ \t\w,*]*[)\]]?[ \t]*=(?!=))|\bfor\s*\(?\s*{0}\s+in\b"
@@ -98,7 +98,7 @@ def _check(at: str, check_data: Any, criteria: set[str]) -> Check:
     kinds = [kind for kind in KINDS if isinstance(check_data, dict) and kind in check_data]
     if not isinstance(check_data, dict) or len(kinds) != 1 or set(check_data) - {*KINDS, "criterion"}:
         raise RubricError(
-            f"{at} must have exactly one of the keys {', '.join(KINDS)}. Beside it, only the key 'criterion' is allowed"
+            f"{at} must have exactly one of the keys {', '.join(KINDS)}; the only other key allowed is 'criterion'"
         )
     criterion, kind = check_data.get("criterion", ""), kinds[0]
     if criterion != "" and not (isinstance(criterion, str) and criterion in criteria):

@@ -14,7 +14,7 @@ import yaml
 from grading.rubric.late import LateRule
 from grading.rubric.rubric import Points, Rubric, add_points, parse_rubric, rubric_data
 
-_FIRST_WIDTH = 110  # characters in a line
+_FIRST_WIDTH = 110  # maximum number of characters in a line of the YAML file
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class CriterionFields:
     deduction: Points = 0
 
 
-NO_LATE_RULE = LateRule(due="", percent=10)  # `due` is the text in the file; "" means that there is no rule
+NO_LATE_RULE = LateRule(due="", percent=10)  # `due` as in the rubric's file; "" means that there is no rule
 
 
 @dataclass(frozen=True, slots=True)

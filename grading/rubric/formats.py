@@ -27,7 +27,7 @@ CODE_WORDS = re.compile(
     re.IGNORECASE,
 )
 _STEPS = tuple(Decimal(step) for step in ("1", "0.5", "0.25", "0.1", "0.05", "0.01", "0.001"))
-# An id becomes a key in answers and a column of grades.csv. These names are already taken there.
+# An id becomes a key in answers and a column of grades.csv. These names already have a meaning in answers or columns.
 RESERVED_IDS = ("summary", "submission", "state", "points", "max_points", "needs_review", "remarks", "reason")
 _OTTER_BOUNDARY = re.compile(r"(?:```otter\s*)?#\s+(BEGIN|END)\s+QUESTION\b", re.IGNORECASE)
 _OTTER_TEST = re.compile(r"#+\s*(?:hidden\s*)?test\b|\W*(?:\w\s*=\s*)?\W*#\s*BEGIN\s*TEST\s*CONFIG", re.IGNORECASE)
@@ -62,7 +62,7 @@ def from_earlier_form(file: str, data: Mapping[str, Any]) -> dict[str, Any]:
 
 def _earlier_criterion(file: str, key: str, value: Any, total: Any) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise RubricError(f"{file}: {key!r:.60} must hold keys and values (points or max_points, description)")
+        raise RubricError(f"{file}: {key!r:.60} must contain keys and values (points or max_points, description)")
     points = value.get("max_points", value.get("points"))
     if points is None and "weight" in value and _parse_number(total) is not None:
         points = plain((_parse_number(value["weight"]) or Decimal(0)) * (_parse_number(total) or Decimal(0)))
@@ -101,7 +101,7 @@ def from_canvas(file: str, text: str) -> dict[str, Any]:
     try:
         rows = [row for row in csv.reader(io.StringIO(text, newline=""), strict=True) if any(map(str.strip, row))]
     except csv.Error as error:
-        raise RubricError(f"{file}: not CSV: {error}") from None
+        raise RubricError(f"{file} is not valid CSV: {error}") from None
     header = [name.strip() for name in rows[0]] if rows else []
     missing_columns = [name for name in _CANVAS if name not in header]
     if missing_columns:
@@ -235,7 +235,7 @@ def _plain_title(text: str) -> str:
     return " ".join(re.sub(r"[*#`]+|<!--.*?-->", " ", text).split())[:200]
 
 
-# --- all of them
+# --- criteria of all formats
 
 
 def _make_criterion(id: str, title: str, points: Any, guidance: str) -> dict[str, Any]:

@@ -51,7 +51,7 @@ Points = int | float
 MAX_FILE_BYTES = 1 << 20
 # Each alias can double the size of the data. This limit allows shared texts, but no YAML bomb.
 MAX_ALIASES = 10
-# Nesting of lists and keys.
+# Maximum depth of nested lists and keys.
 MAX_DEPTH = 10
 # Maximum number of nodes in a YAML file. PyYAML is slow, and large rubrics have about 4,000 nodes.
 MAX_PARTS = 10_000
@@ -62,7 +62,7 @@ MAX_STEPS = 201  # maximum number of different points in a criterion's scale, in
 MIN_STEP = Decimal("0.001")
 MAX_TITLE = 200  # characters
 MAX_GUIDANCE = 8_000
-MAX_RULINGS, MAX_RULING = 20, 400  # maximum number of rulings of a criterion, and of characters of a ruling
+MAX_RULINGS, MAX_RULING = 20, 400  # maximum number of a criterion's rulings, and of a ruling's characters
 MAX_INSTRUCTIONS = 50_000
 
 _TOO_DEEP = f"lists and keys within each other, more than {MAX_DEPTH} deep; is this the rubric?"
@@ -168,14 +168,14 @@ def rubric_data(file: str, text: str, suffix: str) -> Any:
 def _digest(
     title: str, instructions: str, criteria: tuple[Criterion, ...], checks: tuple[Check, ...], feedback: str
 ) -> str:
-    # These fields are left out so that older rubrics keep their digests. The guidance contains the rulings anyway, and
-    # 0 is the default minimum.
+    # The rulings and a minimum of 0 are left out, so that older rubrics keep their digests. The guidance contains the
+    # rulings anyway.
     criteria_data = [
         {name: value for name, value in asdict(criterion).items() if name != "rulings" and (name != "minimum" or value)}
         for criterion in criteria
     ]
     content = [title, instructions, criteria_data, [asdict(check) for check in checks]]
-    content += [feedback] if feedback else []  # without feedback nothing is added, so older rubrics keep their digests
+    content += [feedback] if feedback else []  # an empty feedback adds nothing, so older rubrics keep their digests
     return hashlib.blake2b(json.dumps(content).encode(), digest_size=16, person=b"kvasir.rubric").hexdigest()
 
 
@@ -289,7 +289,7 @@ def _check_values(file: str, data: Any, depth: int = 0) -> None:
 
 def _refuse_repeats(place: str, keys: list[Any]) -> None:
     seen_keys: set[Hashable] = set()
-    # PyYAML refuses unhashable keys itself, and names their line.
+    # Unhashable keys are skipped, because PyYAML refuses them itself and names their line.
     for key in (key for key in keys if isinstance(key, Hashable)):
         if key in seen_keys:
             raise RubricError(f"{place}: the key {_quote(key)} occurs twice; remove one of them")
@@ -354,7 +354,7 @@ def _mapping(
     file: str, place: str, data: Any, keys: tuple[str, ...], required_keys: tuple[str, ...]
 ) -> Mapping[str, Any]:
     if not isinstance(data, dict):
-        raise RubricError(f"{file}: {place} must be keys and values ({', '.join(keys)}), not {_quote(data)}")
+        raise RubricError(f"{file}: {place} must contain keys and values ({', '.join(keys)}), not {_quote(data)}")
     for key in data:
         if key not in keys:
             close = difflib.get_close_matches(str(key), keys, n=1)
@@ -374,7 +374,7 @@ def _text(at: str, key: str, value: Any, longest: int, line: bool = False) -> st
     if len(text) > longest:
         raise RubricError(f"{at}: '{key}' is {len(text):,} characters long; at most {longest:,} are read: shorten it")
     if any(0xD800 <= ord(char) < 0xE000 or (char < " " and char not in "\t\n\r") for char in text):
-        raise RubricError(f"{at}: '{key}' holds a control character; remove it")
+        raise RubricError(f"{at}: '{key}' contains a control character; remove it")
     if line and (not text or "\n" in text or "\r" in text):
         raise RubricError(f"{at}: '{key}' must be one line of text, not {_quote(value)}")
     return text
@@ -425,7 +425,7 @@ def _check_grid(at: str, deduction: Decimal, points: Decimal, step: Decimal) -> 
 
 def _check_total(file: str, total: Any, real: Points) -> None:
     if not real:
-        raise RubricError(f"{file}: no criterion earns points; give one of them more than 0")
+        raise RubricError(f"{file}: no criterion earns points; give at least one criterion more than 0 points")
     if total is not None and plain(_positive_number(file, "total", total)) != real:
         raise RubricError(f"{file}: 'total' is {_quote(total)}, but the criteria add up to {real}; correct one of them")
 

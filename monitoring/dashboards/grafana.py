@@ -12,7 +12,7 @@ from monitoring.dashboards.panels import ROWS, Panel, PanelRow
 
 FILE = Path(__file__).with_name("queue-depth.json")
 TITLE = "Kvasir: queue depth and flow"
-# The uid stands in infra/deploy/compose/grafana/datasources too: a provisioned dashboard must name its data source.
+# infra/deploy/compose/grafana/datasources has the same uid, because a provisioned dashboard must name its data source.
 DATASOURCE = {"type": "prometheus", "uid": "kvasir-prometheus"}
 
 _COLUMNS = 24
@@ -35,7 +35,7 @@ _MODEL = {
     "type": "query",
     "datasource": DATASOURCE,
     "query": "label_values(kvasir:queue_ready, model)",
-    "refresh": 2,  # refreshed whenever the time range changes
+    "refresh": 2,  # the list of models is read again whenever the time range changes
     "multi": True,
     "includeAll": True,
     "allValue": ".*",

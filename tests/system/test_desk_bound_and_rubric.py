@@ -123,7 +123,7 @@ def test_each_part_of_a_class_has_its_sample_and_its_bound(browser: Browser, des
     browser.upload("Parts", short)
     browser.wait_for("Read: lab (1).")
     browser.click("Draw")
-    browser.wait_for("no part is given for 35 submissions (the first is")
+    browser.wait_for("no part of the class is given for 35 submissions (the first is")
     assert not is_drawn(folder)
     browser.reload()
     choose_first(browser, "15")

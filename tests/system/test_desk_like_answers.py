@@ -120,7 +120,7 @@ def test_whom_somebody_has_decided_on_meanwhile_is_left_and_named(
     append_override(folder, Override(theirs, "works", 0, None, "it is copied", "Ben"))
 
     browser.click(DECIDE)
-    browser.wait_for("Somebody has decided meanwhile, and it stays: student1_101_1_homework.py.")
+    browser.wait_for("Not changed, because somebody else has decided on them: student1_101_1_homework.py.")
 
     by_item = {each.item_id: each for each in read_overrides(folder)}
     assert (by_item[theirs].points, by_item[theirs].reviewer) == (0, "Ben")

@@ -76,7 +76,7 @@ def test_a_rule_is_read_and_leaves_the_digest_alone() -> None:
         ("{due: 2026-11-03T23:59, percent: .nan}", "'percent' must be a number"),
         ("{due: 2026-11-03T23:59, percent: 10, grace: 5}", "unknown key 'grace'"),
         ("{percent: 10}", "'due' is missing"),
-        ("10", "late must be keys and values"),
+        ("10", "late must contain keys and values"),
     ],
 )
 def test_a_rule_that_is_none_is_said(late: str, said: str) -> None:

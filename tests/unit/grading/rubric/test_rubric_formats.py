@@ -102,13 +102,13 @@ def test_canvass_rubric_is_read_with_its_ratings(tmp_path: Path) -> None:
         ({**EARLIER, "assignment_info": {"total_points": 40}}, "r.json", "'total' is 40, but the criteria add up to"),
         ({"rubric_elements": {}}, "r.json", "a key for each criterion"),
         ({"rubric_elements": {"code": {"description": "x"}}}, "r.json", "has no points"),
-        ({"rubric_elements": {"code": 3}}, "r.json", "must hold keys and values"),
+        ({"rubric_elements": {"code": 3}}, "r.json", "must contain keys and values"),
         (CANVAS.replace("Criteria Name,", "Name,"), "r.csv", "needs the column 'Criteria Name'"),
         (CANVAS.replace("Homework 4,Inter", "Homework 5,Inter"), "r.csv", "the file has 2 rubrics"),
         (CANVAS.replace(",4,Half", ",four,Half"), "r.csv", "'four' is not a number of points"),
         (CANVAS + "Homework 4,Nothing,,false\n", "r.csv", "has no ratings"),
         ("", "r.csv", "needs the column 'Rubric Name'"),
-        ('a,"b\n', "r.csv", "not CSV"),
+        ('a,"b\n', "r.csv", "not valid CSV"),
     ],
 )
 def test_what_can_not_be_used_is_refused_in_a_sentence(tmp_path: Path, data: Any, name: str, why: str) -> None:
