@@ -152,9 +152,7 @@ def _refuse_drawing(drawing: _Drawing) -> None:
         f"--{field.name.replace('_', '-')}" for field in fields(drawing) if getattr(drawing, field.name) is not None
     ]
     if drawing_options:
-        raise BoundError(
-            f"{', '.join(drawing_options)} can be set only with --draw, before anybody grades by hand"
-        )
+        raise BoundError(f"{', '.join(drawing_options)} can be set only with --draw, before anybody grades by hand")
 
 
 # --- output of --draw ---
