@@ -49,7 +49,7 @@ from producers.batch.runner import Progress, Runner
 from producers.storage.private import write_atomically
 from producers.words import join_with_and, plural, shorten_names
 
-_DEFAULT_CONTEXT = 32_768  # used if the configuration sets none; a worker refuses a context that its model can't hold
+_DEFAULT_CONTEXT = 32_768  # used if the configuration sets no context; a worker refuses one that its model can't hold
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,10 +59,10 @@ class Outcome:
     batch_id: str
     folder: Path
     counts: Counts
-    grades: list[Grade]  # of this run's submissions
-    whole: list[Grade]  # of the class
-    worked: bool  # False: all grades existed before this run, so it called no engine
-    alarms: tuple[str, ...] = ()  # doubts about the class as a whole
+    grades: list[Grade]  # grades of the submissions in this run
+    whole: list[Grade]  # grades of the whole class
+    worked: bool  # False: the run called no engine, because all grades existed already
+    alarms: tuple[str, ...] = ()  # warnings about the grades of the class as a whole
     note: str = ""  # why the grades are not up to date
     go_on: str = ""  # how to continue with the jobs that are still open
 
@@ -204,7 +204,7 @@ def read_class(batch: Batch, request: GradeRequest) -> Assignment:
         request = replace(request, selection=replace(selection, other_names=planning.names_so_far(batch)))
     request = replace(request, rosters=kept_files(batch.folder, request.rosters))
     if request.examples:
-        # A regrade's round uses the examples of its batch.
+        # A round of a regrade uses the examples of the regraded batch.
         home = batch.folder.parents[1] if batch.folder.parent.name == "rounds" else batch.folder
         stored_request = batch.request if home == batch.folder else manifest_of(home)["request"]
         kept = {kind: place for kind, place in kept_inputs(home, stored_request).items() if kind == "examples"}
@@ -266,9 +266,9 @@ def _describe_changes(batch: Batch, assignment: Assignment, may_replace: bool) -
     if inputs and not may_replace and (overrides := read_overrides(batch.folder)):
         raise BatchError(
             f"the {inputs} changed since the class was planned, and people have decided on "
-            f"{plural(len({override.item_id for override in overrides}), 'submission')}; nothing was graded. With "
-            "--yes it is graded again at once: points that they typed stay, but an approval lapses where the points "
-            f"change. To compare first: {next_command('regrade', batch.folder)}"
+            f"{plural(len({override.item_id for override in overrides}), 'submission')}; nothing was graded. To grade "
+            "the class again at once, add --yes: points that a person typed stay, but an approval lapses if the points "
+            f"change. To compare the points first: {next_command('regrade', batch.folder)}"
         )
     works = one_line(shorten_names(_changed_works(batch, assignment)))
     return "; ".join([f"the {inputs}"] * bool(inputs) + [f"handed in again: {works}"] * bool(works))
@@ -493,7 +493,8 @@ def facts(results: Sequence[JobResult]) -> list[tuple[str, str]]:
     if not successes:
         return []
     prompt = sum(result.decode.prompt_tokens for result in successes)
-    # In a job with several questions, `decode` describes only the most expensive answer. Each answer has its own count.
+    # In a job with several questions, `decode` describes only the most expensive answer, so the counts of all answers
+    # are added up.
     evaluated_tokens = sum(
         sum(answer.evaluated_tokens for answer in result.answers) or result.decode.evaluated_tokens
         for result in successes

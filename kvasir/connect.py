@@ -104,7 +104,7 @@ def _local_client(settings: Settings, models: Sequence[str], observe: Callable[[
     is_closing = threading.Event()
 
     def tell(event: Event) -> None:
-        if not is_closing.is_set():  # jobs returned while closing are lost with the process, so they are not reported
+        if not is_closing.is_set():  # jobs returned while closing end with this process, so nothing is reported
             observe(event)
 
     def load(model: ModelSettings) -> Engine:
@@ -117,7 +117,7 @@ def _local_client(settings: Settings, models: Sequence[str], observe: Callable[[
     def start(make: Callable[..., PrefillWorker | DecodeWorker]) -> None:
         broker = EmbeddedBroker(server)
         worker = make(broker, stores.kv, stores.cluster_state, tell)
-        # The worker's thread renews its registration. This first one lets a caller see the worker at once.
+        # The worker is registered here, so that a caller sees it at once. Its thread renews the registration.
         stores.cluster_state.register(worker.registration(), REGISTRATION_TTL_S)
         thread = threading.Thread(target=worker.run, name=worker.worker_id, daemon=True)
         thread.start()

@@ -7,7 +7,7 @@ import click
 
 _TO_GO = re.compile(r"(?:(\d{1,3})d)?(?:(\d{1,4})h)?(?:(\d{1,5})m)?(?:(\d{1,6})s)?")
 _TIME_OF_DAY = re.compile(r"(\d\d?):(\d\d)")
-_EXPECTED = "must be a time to go such as 8h, 90m or 1h30m, or a time of day such as 07:30"
+_EXPECTED = "must be a duration such as 8h, 90m or 1h30m, or a time of day such as 07:30"
 
 
 def seconds_to(text: str, now: datetime) -> float:
@@ -45,7 +45,7 @@ def _read(_context: click.Context, _option: click.Parameter, text: str | None) -
 
 deadline_option = click.option(
     "--deadline",
-    "deadline_s",  # seconds from now; 0 if not given
+    "deadline_s",  # seconds from now; 0 if no deadline is given
     callback=_read,
     metavar="WHEN",
     help="Give up jobs that are not done after this duration (8h, 90m) or by this time of day (07:30).",

@@ -54,7 +54,7 @@ Points = list[tuple[int, float]]
 @click.option(
     "--machine",
     default="",
-    help="Set this machine's name in the printed block, as in kvasir.toml [default: the host name].",
+    help="Use this machine name in the lines that are printed for kvasir.toml [default: the host name].",
 )
 @click.option(
     "--minutes", type=Number(0), default=5.0, show_default=True, help="Limit the total time for all models, in minutes."
@@ -84,7 +84,7 @@ def measure(
     settings = global_options.settings()
     if only_links:
         require_cluster(settings, "measure --links")
-        # If both services run on one machine, the figures of the store count, because they come last.
+        # If both services run on one machine, the store's figures are kept, because they come last.
         links = {link.peer: link for link in measured_links(settings)}
         say("\n".join(map(link_text, links.values())))
         keep(_file(), "links", {peer: asdict(link) for peer, link in links.items()})

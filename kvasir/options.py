@@ -133,9 +133,9 @@ def only_option(help_text: str) -> Callable[[F], F]:
 
     def names(_context: click.Context, _parameter: click.Parameter, values: Iterable[str]) -> tuple[str, ...]:
         names = tuple(name for text in values for name in names_in(text))
-        # The value comes from an empty shell variable. If it were ignored, the whole class would be graded.
+        # An empty value may come from an empty shell variable. If it were ignored, the whole class would be graded.
         if values and not names:
-            raise click.BadParameter("it names nobody")
+            raise click.BadParameter("the list of names is empty")
         return names
 
     return click.option("--only", "names", multiple=True, metavar="IDS", callback=names, help=help_text)
@@ -148,7 +148,7 @@ def _not_zero(context: click.Context, parameter: click.Parameter, number: int) -
     return number
 
 
-# Options for the class's files and models, shared by the commands that grade and that plan.
+# Options for the class's files and models, shared by the commands that grade and the commands that plan.
 class_options = combine_options(
     click.option("--solution", type=path, help="Put this reference solution into the models' prompts."),
     click.option(
@@ -161,7 +161,7 @@ class_options = combine_options(
 examples_option = click.option(
     "--examples",
     type=path,
-    help="Read hand grades from this CSV (as for evaluate). Some of the work becomes examples in the prompts.",
+    help="Read hand grades from this CSV (as for evaluate). Some of this work becomes examples in the prompts.",
 )
 
 # Options of `grade` and `submit`. `request_from` takes them all, except those of `Models` and `BatchPlace`.
@@ -178,7 +178,7 @@ grading_options = combine_options(
     class_options,
     click.option("--out", type=path, help="Keep the batch in this folder [default: results/TITLE-FOLDER]."),
     click.option("--replace", is_flag=True, help="If --out holds another class's batch, move that batch aside."),
-    click.option("--yes", is_flag=True, help="Grade again by a changed rubric without asking."),
+    click.option("--yes", is_flag=True, help="Grade again without asking if the rubric has changed."),
     click.option(
         "--limit", type=click.IntRange(0), default=0, callback=_not_zero, help="Grade only the first N submissions."
     ),

@@ -36,15 +36,15 @@ stderr = Console(stderr=True, width=None if sys.stderr and sys.stderr.isatty() e
 _GAP = 2
 # Replaces the blanks inside a name while lines are wrapped.
 _WHOLE_BLANK = "\N{NO-BREAK SPACE}"
-# Finds a command to type at the end of a line. After `kvasir: ` comes an error, not a command.
+# Finds the command that a line ends with, such as `kvasir grade …`. Text after `kvasir: ` is an error, not a command.
 _COMMAND = re.compile(r"(?<=[^r]:) (?=kvasir [^;:,]*\Z)")
 _FIGURES = re.compile(r"\d[\d,.]*")
 _MAX_LINES, _MAX_NAMES = 11, 12  # maximum number of lines below a table, and maximum number of people named in a line
 
 _PLAIN_EVERY_S = 5.0
-# Pause between two predictions, and between two tries until the first prediction is known.
+# Seconds between two predictions, and seconds between two tries while there is no prediction yet.
 _EXPECT_EVERY_S, _ASK_EVERY_S = 30.0, 2.0
-_PLAIN_PARTS = 4  # a short class gets one line for each quarter
+_PLAIN_PARTS = 4  # without a bar, a line is printed after each quarter of the jobs, or more often
 
 _NEAR: dict[str, str | int | None] = {
     **{"–": "-", "—": "-", "−": "-", "→": "->", "·": ".", "•": "*", "…": "...", "≥": ">=", "≤": "<=", "×": "x"},
@@ -70,7 +70,7 @@ class TerminalProgress:
     def __enter__(self) -> "TerminalProgress":
         if stderr.is_terminal and not stderr.is_dumb_terminal and not self._quiet:
             self._bar = Progress(
-                # the numbers beside the bar need their space first
+                # the numbers beside the bar take up to 72 columns, and the bar gets the rest
                 BarColumn(bar_width=max(10, min(40, stderr.width - 72))),
                 TextColumn("{task.fields[figures]}"),
                 console=stderr,

@@ -50,7 +50,7 @@ def print_answer(events: Iterable[TokenEvent | JobResult], stream: bool, as_json
     """
     delivery, printed_text = "", ""  # the text printed so far for this delivery
     result: JobResult | None = None
-    for event in events:  # read to the end, because leaving the loop early cancels the job
+    for event in events:  # all events are read, because leaving the loop early cancels the job
         if isinstance(event, JobResult):
             result = event
         elif stream and not as_json:

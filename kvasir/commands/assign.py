@@ -24,7 +24,7 @@ def assign(batch: Path, submission: str, person: str) -> int:
     Without SUBMISSION, list what is open. Answers are kept in the folder and count in every export.
     """
     manifest = batches.manifest_of(batch)
-    # also those of the class that were not in a run for a part of it
+    # Includes the submissions that were left out because a run graded only a part of the class.
     names = sorted({*manifest["request"].get("submissions", ()), *(entry.name for entry in manifest["jobs"])})
     roster = read_rosters(kept_files(batch))
     owners = roster.owners(names)

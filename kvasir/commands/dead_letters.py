@@ -21,7 +21,7 @@ from producers.batch.dead_letters import DeadLetters, Letter, LetterFilter, read
 from producers.client import Client
 from producers.words import plural
 
-_ROWS = 100  # rows of the table; --json prints all
+_ROWS = 100  # the table shows at most this many dead letters; --json prints all
 _MESSAGE_CHARS = 100
 
 all_option = click.option(
@@ -37,7 +37,7 @@ class _Filters:
     """Which letters the command line selects."""
 
     jobs: tuple[str, ...]
-    batch: str  # its id or its folder
+    batch: str  # the batch's id or folder
     model: str
     error: str
 
@@ -52,7 +52,7 @@ class _Filters:
         return self.letter_filter()
 
 
-# Options that select letters.
+# Options that select dead letters.
 filter_options = combine_options(
     click.argument("jobs", nargs=-1, metavar="[JOB]..."),
     click.option(

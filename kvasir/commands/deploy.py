@@ -53,7 +53,7 @@ class Order:
     config: Path
     settings: Settings
     ssh_config: Path | None
-    wheel: Path | None  # None: built from this checkout
+    wheel: Path | None  # None: a wheel is built from this checkout
     services: bool  # set up the broker and the store instead of the workers
     with_weights: bool  # which are copied
     dry_run: bool

@@ -29,7 +29,7 @@ from messages.errors import ConfigError, StoreUnavailable, UsageError
 from producers.words import plural
 
 EVERY_MODEL = "*"
-_LOCAL_REGISTRATIONS_S = 10.0  # local workers register as soon as their threads run
+_LOCAL_REGISTRATIONS_S = 10.0  # Kvasir waits up to this long for the workers in this process to register
 _TRIAL_COLUMNS = (
     *("", "model", "prefill", "decode", "KV transfer"),
     *("evaluated", "prefill tokens/s", "put ≥ MB/s", "get MB/s", "decode tokens/s", "seconds"),
@@ -68,7 +68,7 @@ def install(engine: str) -> int:
     """
     try:
         vllm = environment.find()
-    except ConfigError:  # there is no environment, or an incomplete one
+    except ConfigError:  # vLLM's environment is missing or incomplete
         if os.environ.get(environment.VARIABLE):
             raise
         cuda = shutil.which("nvidia-smi") is not None
@@ -148,7 +148,7 @@ def _entry_json(entry: EngineEntry) -> dict[str, Any]:
     default=300.0,
     show_default=True,
     metavar="SECONDS",
-    help="Wait up to this many seconds for the answers to --try.",
+    help="With --try, wait up to this many seconds for the answers.",
 )
 @json_option
 @click.pass_obj
@@ -183,7 +183,7 @@ def _try(settings: Settings, model: str, wait_s: float, as_json: bool) -> int:
         results = [try_model(client, name, wait_s, 0.0 if cluster else _LOCAL_REGISTRATIONS_S) for name in names]
     _print_trials(results, as_json)
     if cluster:
-        with suppress(StoreUnavailable):  # the store deletes these jobs' results after the TTL
+        with suppress(StoreUnavailable):  # if the store is unavailable, these jobs' results expire after the TTL
             forget_named(settings.store_url_with_secret(), [job for result in results for job in result.job_ids])
     return 1 if any(result.has_failed for result in results) else 0
 

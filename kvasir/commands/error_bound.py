@@ -65,7 +65,7 @@ class _Drawing:
     "--draw",
     type=_Numbers(int),
     metavar="N[,N…]",
-    help="Draw N submissions for you to grade by hand. After 40,80, --more enlarges the sample from 40 to 80.",
+    help="Draw N submissions for you to grade by hand. After --draw 40,80, use --more to go from 40 to 80.",
 )
 @click.option(
     "--within", type=Number(0), metavar="POINTS", help="Ignore differences of up to this many points [default: 1]."
@@ -74,7 +74,7 @@ class _Drawing:
     "--at-most",
     type=Number(),
     metavar="PERCENT",
-    help="Set the promise: at most this percentage of unseen grades would differ from yours [default: 20].",
+    help="Set the bound: at most this percentage of the grades that nobody checks may differ from yours [default: 20].",
 )
 @click.option(
     "--confidence", type=Number(), metavar="PERCENT", help="Set the confidence of the bound, in percent [default: 90]."
@@ -93,7 +93,7 @@ class _Drawing:
 @click.option(
     "--strata",
     type=path,
-    help="Draw a sample from each part of the class. The CSV has the columns submission and part.",
+    help="Draw a sample from each part of the class. This CSV names the part of each submission (submission, part).",
 )
 @click.option("--by", metavar="NAME", help="Record who draws the sample [default: the login name].")
 @click.option(
@@ -107,7 +107,7 @@ class _Drawing:
 @click.option(
     "--reviews",
     is_flag=True,
-    help="Use the desk's reviews since the draw as hand grades. Reviewers have seen the model's points.",
+    help="Use the desk's reviews since the draw as hand grades, although the reviewers saw the model's points.",
 )
 @click.option(
     "--section", "other_classes", type=path, multiple=True, help="Compare this class with the class in another folder."
@@ -152,12 +152,10 @@ def _refuse_drawing(drawing: _Drawing) -> None:
         f"--{field.name.replace('_', '-')}" for field in fields(drawing) if getattr(drawing, field.name) is not None
     ]
     if drawing_options:
-        raise BoundError(
-            f"{', '.join(drawing_options)} can be set only with --draw: the promise is fixed before anybody grades"
-        )
+        raise BoundError(f"{', '.join(drawing_options)} can be set only with --draw, before anybody grades by hand")
 
 
-# --- the draw ---
+# --- output of --draw ---
 
 
 def _print_draw(batch: Path, draw: Draw, as_json: bool) -> int:
@@ -179,7 +177,7 @@ def _print_draw(batch: Path, draw: Draw, as_json: bool) -> int:
     return 0
 
 
-# --- the answer ---
+# --- output of the bound ---
 
 
 def _print_bound(result: Bound, warnings: list[str]) -> None:

@@ -36,10 +36,12 @@ PAGE = "evaluation.html"
     "--column",
     default="",
     metavar="NAME",
-    help="Read totals from this column of the --grades file, such as a gradebook.",
+    help="Read totals from this column of the --grades file, which can be a gradebook.",
 )
 @click.option(
-    "--reviews", is_flag=True, help="Use the desk's reviews as hand grades. Reviewers have seen the model's points."
+    "--reviews",
+    is_flag=True,
+    help="Use the desk's reviews as hand grades, although the reviewers saw the model's points.",
 )
 @click.option(
     "--compare", type=path, help="Show whether FOLDER or this batch of the same class agrees better with hand grades."

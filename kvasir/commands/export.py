@@ -24,7 +24,7 @@ from producers.storage.private import kept_in, open_ordinary, write_atomically
 _BEGINNING = 4096  # the first bytes of a file are enough to tell its kind
 
 
-_OF_FORMAT = "of_format_"  # an argument with this prefix holds an option of a format
+_OF_FORMAT = "of_format_"  # prefix of the argument names of a format's options
 
 
 def _format_options(function: F) -> F:
@@ -49,10 +49,10 @@ def _format_options(function: F) -> F:
     "format_name",
     type=click.Choice([export_format.name for export_format in out.FORMATS]),
     required=True,
-    help="Choose what to write.",
+    help="Choose the format of the export.",
 )
 @_format_options
-@click.option("--times", type=path, help="Read times for the late rule from this CSV (submission, submitted_at).")
+@click.option("--times", type=path, help="Apply the late rule to the times in this CSV (submission, submitted_at).")
 @click.option("--include-unreviewed", is_flag=True, help="Include grades that still need review.")
 @click.option(
     "--yes", is_flag=True, help="Export without asking, even if grades are replaced or the class looks doubtful."
@@ -84,7 +84,7 @@ def export(
     export_format = next(registered for registered in out.FORMATS if registered.name == format_name)
     choices = _choices(export_format, format_values)
     try:
-        # Read before the file is made. The next export then shows each decision made after this moment.
+        # The grades are read before the file is made, so the next export shows each decision made after this moment.
         _, grades = out.final_grades(batch, include_unreviewed)
         export_file = export_format.make(batch, include_unreviewed=include_unreviewed, **choices)
         since = out.since_last(batch, export_format.name, grades, export_file.held_ids)
@@ -198,7 +198,8 @@ def _check_replaceable(target: Path, batch: Path, export_file: ExportFile, sourc
         raise out.ExportError(f"{target} is a source of this export, so it is not replaced; {hint}")
     if target.name != export_file.name and place in {own_file.resolve() for own_file in kept_in(batch)}:
         raise out.ExportError(f"{target} belongs to the batch, so it is not replaced; {hint}")
-    # The target can be an earlier export: then both are zip files, or both begin with the same column name.
+    # Only an earlier export may be replaced: it and the new export are both zip files, or begin with the same column
+    # name.
     with open_ordinary(target) as file:
         begins = file.read(_BEGINNING).removeprefix(BOM_UTF8)
     if begins and _first(begins) != _first(export_file.data.removeprefix(BOM_UTF8)):

@@ -73,7 +73,7 @@ def _delete(batch: Path) -> int:
         file.unlink(missing_ok=True)
     inside = {place for file in files for place in file.parents if batch in (place, *place.parents)}
     for place in sorted(inside, key=lambda place: len(place.parts), reverse=True):
-        with suppress(OSError):  # the folder holds something else
+        with suppress(OSError):  # the folder is not empty
             place.rmdir()
     return len(files)
 
@@ -96,7 +96,7 @@ def _forget_in_cluster(global_options: Globals, settings: Settings, batch_id: st
     with connect(settings, (), global_options.observer(), "forget") as client:
         try:
             DeadLetters(client.broker).close()
-        # Some logins, such as a producer's, have no right to delete. Say so before anything is deleted.
+        # Some logins, such as a producer's, have no right to delete. This error comes before anything is deleted.
         except ConfigError as error:
             raise ConfigError(
                 f"nothing was deleted, because only the operator is allowed to forget a batch: {error}"

@@ -27,7 +27,8 @@ from monitoring.logs import TIME_FIRST, as_console_line
 from producers.batch.batch import Batch, id_or_folder
 from producers.client import Client
 
-# A role's name, and one of these: lines of its log, the reason why its log can't be read, None at the log's end.
+# (role's name, content). The content is lines of the role's log, the reason why the log can't be read, or None at the
+# log's end.
 LogMessage = tuple[str, list[str] | DeployFailed | None]
 
 _FIELDS_OF_ALL = (
@@ -151,7 +152,7 @@ def _whereabouts(settings: Settings, client: Client, batch: Batch | None, job_id
     """Yield sentences on where an unfinished job is, and why it waits there."""
     if batch and not batch.is_confirmed(job_id):
         yield f"It was never sent: {next_command('watch', batch.folder)} does that."
-    # This call claims the job if nobody is decoding it. That claim expires after a millisecond.
+    # If nobody is decoding the job, this call claims it for a millisecond.
     ((body, _),) = client.cluster_state.take_up(
         "kvasir-job", [(job_id, batch.runs.get(job_id, 1) if batch else 1)], ttl_s=0.001
     )
@@ -281,8 +282,8 @@ def _script(machine: MachineSettings, unit: Unit, lines: int, follow: bool, look
         show = f"tail -n {'+1' if looks_for else lines} {'-F ' if follow else ''}{path} 2>/dev/null"
     if not follow:
         return f"{check}; {show}{looks_for}"
-    # Without a terminal, the remote process doesn't notice that this process has ended. So it stops when its input
-    # ends.
+    # Without a terminal, the remote process doesn't notice that this process has ended. So the script makes it stop
+    # when its input ends.
     return (
         f"{check}; exec 3<&0; {{ exec {show}; }} & said=$!; {{ read -r _ <&3; kill $said; }} & ear=$!; "
         "wait $said; code=$?; kill $ear; exit $code"

@@ -93,7 +93,7 @@ def _print_differences(differences: list[Difference], people: Mapping[str, str],
         say("The models' points, without people's decisions and deductions for lateness:")
         print_table(
             tuple(changed_rows[0]),
-            # without these blanks, each row fits into one line of 80 columns
+            # without blanks around the arrows, each row fits into 80 columns
             [[text.replace(" → ", "→") for text in row.values()] for row in changed_rows],
             right=("before", "after", "change"),
         )

@@ -26,7 +26,7 @@ from producers.words import plural
     help="Read requests from this CSV with columns submission (or student_id), request, criterion.",
 )
 @click.option("--answer", "request_id", metavar="ID", help="Answer this request with --reply.")
-@click.option("--reply", metavar="TEXT", help="Tell the student this.")
+@click.option("--reply", metavar="TEXT", help="Answer the request of --answer with this text.")
 @click.option("--by", metavar="NAME", help="Record who enters or answers the request [default: the login name].")
 @click.option("--to", type=path, help="Write requests, replies, points and evidence to this file (CSV).")
 @json_option
@@ -45,7 +45,7 @@ def requests(
     rewritten (requests.jsonl). The exit code is 1 while a request waits for its reply.
     """
     if (request_id is None) != (reply is None):
-        raise UsageError("--answer and --reply must be given together: the request's id, and the text for the student")
+        raise UsageError("--answer (the request's id) and --reply (the text for the student) must be given together")
     _, grades = out.final_grades(batch)
     by_item = {final.grade.id: final for final in grades}
     account_name = by or account()

@@ -143,7 +143,7 @@ def _queues(state: State) -> RenderableType:
     for name, count in state["queues"].items():
         if _is_work(name):
             stage, model = topology.stage_and_model(name)
-            # `bulk` has one queue for each turn
+            # the lane `bulk` has several queues, so their counts are added up
             place = "suspects" if topology.is_suspects_queue(name) else name.rpartition(".")[2].partition("-")[0]
             ready[model][f"{stage} {place}"] += count
     rows = [(model, *(_count(counts.get(place, 0)) for place in _HEADINGS[1:])) for model, counts in ready.items()]

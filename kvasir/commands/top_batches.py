@@ -46,7 +46,7 @@ class BatchWatch:
     def look(self) -> BatchState:
         """Return how far the batch is now. Raises BatchError if the folder is gone."""
         self._read_manifest()
-        rows, was_replaced = self._tail.read()  # rows added since the last look
+        rows, was_replaced = self._tail.read()  # rows that were added to the journal since the last call
         if was_replaced:
             self._standings = Standings()
         for job_id, run, state in rows:

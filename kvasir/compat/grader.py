@@ -27,8 +27,8 @@ from kvasir.connect import connect
 from messages.errors import ConfigError, KvasirError
 from messages.jobs import JobResult
 
-STRENGTH = 0.75  # with at least this share of its points, a criterion is a strength
-MAX_ENTRIES = 10  # limit for the entries of a list, as in the earlier grader
+STRENGTH = 0.75  # a criterion with at least this share of its points counts as a strength
+MAX_ENTRIES = 10  # a list has at most this many entries, as in the earlier grader
 _COMPONENTS = {
     "business": ("business", "recommend", "decision", "application"),
     "communication": ("communicat", "clarity", "present", "writing", "reflect"),

@@ -16,7 +16,7 @@ from kvasir.connect import connect, is_cluster
 from messages.errors import KvasirError
 from producers.client import Client
 
-_FRESH_S = 1.5  # pages that ask within this time share one answer
+_FRESH_S = 1.5  # a view of the fleet is kept this long for all pages
 
 
 class DeskBackend:

@@ -11,18 +11,18 @@ class Finding:
     """One line of `kvasir doctor`."""
 
     level: Level
-    subject: str  # configuration, broker, store, links, versions, or a model's name
+    subject: str  # what was checked: configuration, broker, store, links, versions, or a model's name
     what: str
     todo: str = ""
-    # For a pair of workers, one entry for each layer: the difference of the keys, that of the values, and the part
-    # that rounding explains. Each is a share of the norm.
+    # For a pair of workers, one entry for each layer: the difference between their keys, the difference between their
+    # values, and how much of this rounding explains. All are shares of the norm.
     layers: tuple[dict[str, float], ...] = ()
-    # A fixed word for programs, such as dns, mtu, login, store_full.
+    # A fixed word that programs can test for, such as dns, mtu, login, store_full.
     cause: str = ""
     # For a service that was tried step by step: seconds for each completed step, and the step that failed.
     steps: dict[str, float] = field(default_factory=dict)
     stopped_at: str = ""
-    server: str = ""  # the server's name for itself; "" if it was not reached
+    server: str = ""  # the server's name for itself; "" if the server was not reached
 
 
 def ok(subject: str, message: str) -> Finding:

@@ -7,7 +7,7 @@ from urllib.parse import quote
 
 from kvasir.doctor.findings import Finding, ok, warn
 
-_PORT_OFFSET = 10_000  # the API's port minus AMQP's port, as in 15672 for 5672
+_PORT_OFFSET = 10_000  # RabbitMQ's API port minus its AMQP port (15672 - 5672)
 _QUORUM_MEMBERS = 3  # number of members that RabbitMQ gives a new queue if there are enough nodes
 _NAMES_SHOWN = 5
 _WITHIN_S = 5.0

@@ -220,7 +220,7 @@ def measured_link(url: str, steps: Finding, most_mb: int, within_s: float) -> Li
     The rates are measured with up to `most_mb` megabytes, fewer if the "1 MB" step predicts more than `within_s`. A
     link that is too slow for that gets the rate of the step. Raises StoreUnavailable.
     """
-    # seconds for 1 MB one way: the step covers both directions
+    # seconds for 1 MB in one direction: half of the step, which sends 1 MB there and back
     megabyte_s = steps.steps.get("1 MB", math.inf) / 2 if steps.subject == "store" else math.inf
     megabytes = min(most_mb, int(within_s / (2 * len(_RATES)) / max(1e-6, megabyte_s)))
     return Link(
@@ -256,7 +256,7 @@ def _rates(url: str, megabytes: int) -> dict[str, float]:
         try:
             best_s = [min(repeat(move, number=1, repeat=2)) for move in moves]
         finally:
-            # Keys that stay expire. An error here would hide the first one, which says more.
+            # If deleting fails, the keys expire. The error is ignored, because it would hide an earlier, clearer error.
             with suppress(StoreUnavailable):
                 kv.delete([BlockRef(key, "", 0, 0, is_shared=False) for key in keys])
     return {name: round(megabytes / seconds, 1) for name, seconds in zip(_RATES, best_s, strict=True)}

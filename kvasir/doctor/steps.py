@@ -36,7 +36,7 @@ _OTHER_PORT_S = 0.6
 # delete the test queue.
 _SILENT_S = 3.0
 _SLOW_NAME_S = 1.0
-_FAR_S = 0.15  # a round trip as long as this means a distant network; inside a building it takes a hundredth
+_FAR_S = 0.15  # a round trip of this length means a distant network; inside a building it takes a hundredth of this
 _VALUE_BYTES, _KEY_TTL_S = 4_096, 60
 
 # cause: (level, what was found, what to do)
@@ -129,7 +129,7 @@ CAUSES: dict[str, tuple[Level, str, str]] = {
 }
 
 
-# The cause if a step got no answer at all.
+# Step -> the cause if the step got no answer at all.
 _SILENCE = {
     "resolve": "dns",
     "connect": "cut",
@@ -139,8 +139,8 @@ _SILENCE = {
     "1 MB": "slow_link",
     "confirm": "no_confirm",
 }
-# Word -> cause. The first word that is found counts. It is looked for in the class and text of the error and of its
-# `__cause__`.
+# Word -> cause. The words are searched for in this order, in the class name and the text of the error and of its
+# `__cause__`. The first word that is found gives the cause.
 _ERRORS = {
     f"[Errno {socket.EAI_AGAIN}]": "dns",
     "gaierror": "unknown_name",
@@ -218,8 +218,8 @@ class ServiceCheck:
             name = f"doctor-{secrets.token_hex(8)}"
             queue = topology.reply_queue(name)
             try:
-                # The broker is tried with two sizes, because each costs round trips and time is short. The store is
-                # tried with all.
+                # The broker is tried with only two message sizes, because each costs round trips and time is short. The
+                # store is tried with all sizes.
                 for step in ("8 KB", "1 MB"):
                     with self.step(step):
                         broker.open_reply_queue(name)
@@ -242,11 +242,11 @@ class ServiceCheck:
                 with self.step(step):
                     client.echo(os.urandom(size))
             with self.step("confirm"):
-                with suppress(ResponseError):  # not every user has the right to ask this
+                with suppress(ResponseError):  # some logins are not allowed to ask for the server's name
                     nodes = client.execute_command("CLUSTER NODES") if is_cluster(self.url) else {}
                     self.server = min((node["node_id"] for node in nodes.values()), default="")
                     self.server = self.server or str(client.info("server")["run_id"])
-                # in a cluster, each key belongs to one node; the check of the link covers this
+                # In a cluster, another node may own this key. The measurement of the link tests writing there.
                 if not is_cluster(self.url):
                     key = f"doctor:{secrets.token_hex(8)}"
                     client.set(key, os.urandom(_VALUE_BYTES), ex=_KEY_TTL_S)
@@ -263,7 +263,7 @@ def try_service(service: Literal["broker", "store"], url: str, ca_file: str = ""
     thread.start()
     thread.join(WITHIN_S)
     alarm = check.broker.alarm if check.broker else ""
-    return diagnose(replace(check, seconds=dict(check.seconds), alarm=alarm))  # a copy: the thread still runs
+    return diagnose(replace(check, seconds=dict(check.seconds), alarm=alarm))  # a copy: the thread may still change it
 
 
 def diagnose(check: ServiceCheck) -> Finding:

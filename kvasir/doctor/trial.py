@@ -108,7 +108,7 @@ def judge(result: JobResult, registrations: Sequence[WorkerInfo]) -> Trial:
     prefill, decode = by_id.get(result.prefill.worker_id), by_id.get(result.decode.worker_id)
     level, problem, todo = _verdict(result, prefill, decode)
     prefill_report, decode_report = result.prefill, result.decode
-    # Only the job's suffix was stored: the store had perhaps the template's first tokens already.
+    # The job stored only its suffix, because the store may have had the template's first tokens already.
     size = (
         prefill_report.put_bytes * decode_report.transferred_tokens // prefill_report.computed_tokens
         if prefill_report.computed_tokens
@@ -195,7 +195,7 @@ def _try_pairs(
     trials: list[Trial] = []
     job_ids: list[str] = []
     late: list[Finding] = []
-    # If a job failed before it reached a decode worker, others would fail too. Then no more jobs are sent.
+    # If a job failed before it reached a decode worker, others would fail too, so no more jobs are sent.
     while unmet_pairs and jobs_left and not late and not any(t.level == "error" and not t.decode for t in trials):
         size = min(jobs_left, max(len(prefills), len(decodes)))
         batch = f"doctor-{secrets.token_hex(8)}"

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from kvasir.plan.fleet import Fleet, PlannedJob, computed_tokens, models_of
 from messages.errors import ConfigError
 
-Kind = tuple[str, str]  # kind of work: stage, model
+Kind = tuple[str, str]  # a kind of work: (stage, model)
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,8 +29,8 @@ PREFILL_OVERHEAD_S = 0.01
 DECODE_OVERHEAD_S = 0.01
 # Assumed length of a prompt without the part that the class shares, until a prompt has been measured.
 FIRST_PROMPT_TOKENS = 4000
-LIKELY = 0.9  # the command says what would help if the chance to meet the deadline is below this
-LAST_RESULTS = 200  # number of a batch's latest results that tell how long its answers are
+LIKELY = 0.9  # if the chance of meeting the deadline is below this, the command says what would help
+LAST_RESULTS = 200  # a batch's answer lengths are estimated from this many of its latest results
 
 
 def expectation(settings: Settings, client: Client, batch: Batch, deadline: float = 0.0) -> str:

@@ -56,7 +56,7 @@ class Prediction:
     answer_tokens: int
     makespan_s: float
     without_stealing_s: float
-    bound_s: float | None  # None: SciPy is missing
+    bound_s: float | None  # None if SciPy is missing
     steals: int
     limit: str
     busy: tuple[BusyShare, ...]

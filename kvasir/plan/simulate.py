@@ -34,9 +34,9 @@ from messages.workers import RateCurve
 T = TypeVar("T")
 
 RUNS = 15  # an odd number, so that there is a median
-LONG_CLASS_RUNS = 5  # above LONG_CLASS jobs, fewer runs: chance matters less, and a run takes longer
+LONG_CLASS_RUNS = 5  # fewer runs if there are more than LONG_CLASS jobs: chance matters less, and a run takes longer
 LONG_CLASS = 600
-HAIR = 0.01  # a run changes each machine's rate by up to this share; real rates are no steadier
+HAIR = 0.01  # each run changes each machine's rate by up to this share, because real rates vary as much
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +44,9 @@ class Backlog:
     """The jobs in the order in which they are taken, and how far each of them is when the simulation begins."""
 
     waiting_jobs: list[PlannedJob]
-    # Prefilled, and waiting for a decode slot.
+    # Jobs that are prefilled and wait for a decode slot.
     ready_jobs: list[PlannedJob]
-    # (index of the decoder in the fleet, job). The job's answer tokens are those still to be written.
+    # (the decoder's index in the fleet, job). The job's answer tokens are those that remain to be decoded.
     running_jobs: list[tuple[int, PlannedJob]]
 
 
@@ -66,9 +66,9 @@ class SimulatedRun:
     """What was simulated."""
 
     makespan_s: float
-    timings: tuple[Timing, ...]  # one for each answer, in the order in which the answers ended
-    busy_s: Mapping[tuple[str, str], float]  # seconds at work by (stage, machine); for decode the mean of its slots
-    prefills: tuple[Timing, ...] = ()  # one for each prefill, in the order in which the prefills began
+    timings: tuple[Timing, ...]  # timings of the answers, in the order in which they ended
+    busy_s: Mapping[tuple[str, str], float]  # (stage, machine) -> seconds at work; for decode the mean over its slots
+    prefills: tuple[Timing, ...] = ()  # timings of the prefills, in the order in which they began
 
     @property
     def steals(self) -> int:
@@ -81,7 +81,7 @@ class DecoderState:
 
     def __init__(self, worker: Decoder) -> None:
         self.worker = worker
-        # computed once, because they are needed very often
+        # the rates are computed once, because they are needed very often
         self.full_rates = {model: worker.full_rate(model) for model in worker.tokens_per_s}
         self.is_curved = worker.is_curved
         self.running_jobs: list[RunningJob] = []
@@ -120,7 +120,7 @@ class MachineState:
     def __init__(self, decoders: Sequence[DecoderState]) -> None:
         self.decoders = decoders
         self.is_prefilling = False
-        self.forecast_s = math.inf  # when its next sequence ends or begins, as computed most recently
+        self.forecast_s = math.inf  # when the machine's next sequence ends or begins, by the latest forecast
         self._seen_s = 0.0
 
     def advance(self, now: float) -> None:
@@ -293,7 +293,7 @@ class SimulationState:
             for name in fleet.machines()
         }
         self._prefillers = {(prefiller.machine, prefiller.model): prefiller for prefiller in fleet.prefillers}
-        # tokens prefilled in the time of one decoded token
+        # (machine, model) -> tokens that the machine prefills in the time of one decoded token
         self._advantages: dict[tuple[str, str], float] = {}
         for (name, model), prefiller in self._prefillers.items():
             decoders = self.machines[name].decoders
@@ -333,7 +333,7 @@ class SimulationState:
         """Run until the last answer."""
         self._begin(backlog)
         for decoder in self.decoders:
-            self._schedule(decoder.worker.joins_s, lambda: None)  # does nothing itself: slots are filled at each event
+            self._schedule(decoder.worker.joins_s, lambda: None)  # an empty event: at each event, slots are filled
             if decoder.worker.dies_s < math.inf:
                 self._schedule(decoder.worker.dies_s, self._die, decoder)
         while self._events:

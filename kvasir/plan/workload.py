@@ -19,7 +19,7 @@ CODE: Quantiles = ((0.1, 1_306), (0.5, 10_839), (0.9, 28_581), (0.99, 42_559), (
 MARKDOWN: Quantiles = ((0.1, 4_712), (0.5, 7_978), (0.9, 17_370), (0.99, 23_193), (1.0, 24_769))
 OUTPUTS: Quantiles = ((0.1, 6_320), (0.5, 13_263), (0.9, 39_996), (0.99, 101_948), (1.0, 577_316))
 
-CHARS_PER_TOKEN = 3.25  # assumed for code and prose, which have 3 to 3.5
+CHARS_PER_TOKEN = 3.25  # assumed; code and prose have 3 to 3.5 characters per token
 CODE_SHARED_CHARS = 27_500  # template, solution and instructions, which come before the student's part
 FEEDBACK_SHARED_CHARS = 13_500  # the instructions
 FEEDBACK_CODE_CHARS = 800  # characters of code that the feedback prompt shows

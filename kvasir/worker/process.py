@@ -67,7 +67,7 @@ class WorkerOptions:
     model: str
     choice: EngineChoice
     page: PageOptions
-    hours: Hours  # the worker takes jobs in these hours
+    hours: Hours  # hours in which the worker takes jobs
     grace_s: float
     decode: DecodeOptions = DecodeOptions()
 
@@ -134,7 +134,7 @@ def _load(settings: Settings, options: WorkerOptions, model: ModelSettings) -> t
         # if the name is wrong, the error names the configured models
         name, default = settings.model(model.name).weights_for(choice.engine)
         weights = weights or default
-    # 1 for a role that this worker does not have
+    # a role that this worker does not have gets 1 slot
     prefill_slots = model.prefill_slots if "prefill" in options.roles else 1
     slots = (options.decode.slots or model.slots) if "decode" in options.roles else 1
     context = choice.context or model.context
@@ -209,8 +209,8 @@ def check_family(cluster_state: ClusterState, model: str, info: EngineInfo) -> N
                 raise ConfigError(f"{conflict}: {rope}; {MEND_ROPE}")
             raise ConfigError(
                 f"{registration.role} worker {registration.worker_id} serves {model} with other weights (fingerprint "
-                f"{registration.fingerprint:.12}; here {own_fingerprint:.12}): give both the same file, "
-                "or serve this one under another model name"
+                f"{registration.fingerprint:.12}; here {own_fingerprint:.12}): give both workers the same file, "
+                "or serve this worker's file under another model name"
             )
 
 

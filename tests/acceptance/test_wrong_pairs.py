@@ -46,7 +46,7 @@ def test_a_worker_with_other_weights_or_heads_than_the_queues_is_refused(cluster
     for weights in ("sim:scale=0,seed=2", "sim:scale=0,seed=1,kv_heads=3"):
         refused = _start(cluster, cluster.models[0], "simulated", weights)
         # Then it is told so
-        _assert_refused(refused, "with other weights", "give both the same file")
+        _assert_refused(refused, "with other weights", "give both workers the same file")
     # And one of the same is taken, and a job is done
     cluster.worker("decode", cluster.models[0], "--engine", "simulated", "--weights", SHAPES)
     assert cluster.run("ask", "Is it still there?", "--model", cluster.models[0]).code == 0

@@ -377,8 +377,8 @@ def _names(ended: Ended) -> list[str]:
         (["decode-worker", "--model", "m", "--grace", "inf"], "'inf' is not a finite number"),
         (["decode-worker", "--model", "m", "--slots", "99999"], "not in the range"),
         (["grade", "x", "--rubric", "y", "--limit", "0"], "0 would grade nobody"),
-        (["grade", "x", "--rubric", "y", "--only", ""], "it names nobody"),
-        (["grade", "x", "--rubric", "y", "--only", ","], "it names nobody"),
+        (["grade", "x", "--rubric", "y", "--only", ""], "the list of names is empty"),
+        (["grade", "x", "--rubric", "y", "--only", ","], "the list of names is empty"),
     ],
 )
 def test_a_flag_that_can_not_be_meant_is_refused(

@@ -131,7 +131,7 @@ def test_grades_that_people_have_decided_on_are_not_replaced_by_another_rubric_w
 
     said = capsys.readouterr().err
     assert "kvasir: the rubric changed since the class was planned, and people have decided on 1 submission;" in said
-    assert said.endswith("To compare first: kvasir regrade out\n")
+    assert said.endswith("To compare the points first: kvasir regrade out\n")
     assert {name: (OUT / name).read_bytes() for name in written} == written
     assert grade(homework, "--yes", "--max-wait", "0") == 1
     assert f"{CHANGED}the rubric; handed in again: student0_100_1_homework.py." in capsys.readouterr().err
