@@ -45,12 +45,12 @@ CAUSES: dict[str, tuple[Level, str, str]] = {
     "dns": (
         "error",
         "no name server answers: {host} can't be resolved",
-        "resolvectl status (macOS: scutil --dns); until that is fixed an address in the URL does it",
+        "resolvectl status (macOS: scutil --dns); until that is fixed, use an address in the URL",
     ),
     "unknown_name": ("error", "no name server knows {host}", "fix the name in the URL, or add it to /etc/hosts"),
     "dns_slow": (
         "error",
-        "resolving {host} took {resolve_s:.1f} s, and each new connection waits so long",
+        "resolving {host} took {resolve_s:.1f} s, and each new connection waits that long",
         "a name server in the list is probably dead: resolvectl status (macOS: scutil --dns)",
     ),
     "host_down": (
@@ -60,7 +60,7 @@ CAUSES: dict[str, tuple[Level, str, str]] = {
     ),
     "refused": (
         "error",
-        "the machine is there, and nobody listens at port {port}",
+        "the machine is there, but nobody listens on port {port}",
         "start the {service} there, or fix the port; on that machine: ss -ltn (macOS: netstat -an)",
     ),
     "firewall": (
@@ -80,12 +80,12 @@ CAUSES: dict[str, tuple[Level, str, str]] = {
     ),
     "hangs": (
         "error",
-        "it accepts the connection and then says nothing: it hangs, or has no processor or memory left",
+        "it accepts the connection, but then says nothing: it hangs, or has no processor or memory left",
         "look at that machine: top, free; restart the {service} if it does not recover",
     ),
     "slow_link": (
         "error",
-        "8 KB passed, and 1 MB did not in time: the link is slow, busy, or loses packets",
+        "8 KB passed, but 1 MB did not in time: the link is slow, busy, or loses packets",
         "see what else uses the link; ip -s link (macOS: netstat -i) counts errors; iperf3 between both",
     ),
     "latency": (
@@ -98,21 +98,21 @@ CAUSES: dict[str, tuple[Level, str, str]] = {
         "no secure connection: {problem}",
         "fix the URL's protocol (a final s is TLS) or the ca_file; are both right? ping -M do -s 1472 {host}",
     ),
-    "login": ("error", "user or password is refused", "fix user and password in the URL or its file (kvasir config)"),
+    "login": ("error", "user or password is wrong", "fix user and password in the URL or its file (kvasir config)"),
     "undeclared": (
         "warn",
-        "nothing of Kvasir's is declared there yet",
-        "start a worker, or submit: both declare it",
+        "Kvasir has declared nothing there yet",
+        "start a worker, or submit jobs: both declare what is needed",
     ),
     "rights": ("warn", "this user lacks a right: {problem}", "see: python -m infra.deploy.permissions"),
     "memory_alarm": (
         "error",
-        "an alarm blocks publishers, memory is low there: no job is taken, and no result can be sent",
+        "an alarm blocks publishers, because memory is low there: no job is taken, and no result can be sent",
         "on its machine: rabbitmq-diagnostics alarms; free memory, or raise vm_memory_high_watermark",
     ),
     "disk_alarm": (
         "error",
-        "an alarm blocks publishers, its disk is full: no job is taken, and no result can be sent",
+        "an alarm blocks publishers, because its disk is full: no job is taken, and no result can be sent",
         "on its machine: rabbitmq-diagnostics alarms; free disk space there: df -h",
     ),
     "store_full": (
