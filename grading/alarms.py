@@ -13,7 +13,8 @@ from producers.words import plural
 MIN_CLASS = 5
 LOW = 0.34  # points are low if they are at most this share of the criterion's full points
 NEARLY_ALL = 0.9  # of the class
-CONTRAST = 0.2  # for a warning, a criterion's median share must be at least this much below the others' median
+# There is a warning only if a criterion's median is below the median of all other criteria by at least this share.
+CONTRAST = 0.2
 
 
 def class_alarms(grades: Sequence[Grade], rubric: Rubric) -> tuple[str, ...]:

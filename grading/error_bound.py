@@ -42,7 +42,7 @@ class Signal:
     """
 
     title: str
-    thresholds: tuple[float, ...]  # preset, ascending
+    thresholds: tuple[float, ...]  # set in advance, in ascending order
     of: Callable[[Grade], float]
 
 

@@ -38,7 +38,7 @@ from producers.words import join_with_and, plural
 # Temperature 0 would make all answers to one prompt the same.
 SAMPLES_TEMPERATURE = 0.3
 _KEY_DIGITS = 12
-# Number of tokens of a part's heading, including its lines of the fence.
+# Number of tokens of a part's heading, which also contains the fence.
 _HEADING_TOKENS = 36
 _ROOM_STEP = 1_024  # tokens
 
@@ -101,7 +101,7 @@ class Assignment:
     # Contents of the files of rubric, solution and template.
     input_data: Mapping[str, bytes] = field(default_factory=dict)
     changed_files: tuple[Path, ...] = ()  # files named by the user that differ from the batch's copies
-    work_digests: Mapping[str, str] = field(default_factory=dict)  # a digest for each submission's name
+    work_digests: Mapping[str, str] = field(default_factory=dict)  # submission's name -> digest of its files
     examples: ExampleSet | None = None
 
     @property
@@ -374,7 +374,7 @@ class Cost:
     # What the regrade asks about again: ids of criteria, and names of other questions. A job without questions asks
     # about everything.
     asked: tuple[str, ...]
-    removed: tuple[str, ...]  # criteria
+    removed: tuple[str, ...]  # criteria that are no longer in the rubric
     submissions: int
     jobs: int
     questions: int

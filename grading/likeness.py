@@ -97,7 +97,7 @@ def _join_like(groups: Sequence[Sequence[CriterionAnswer]], max_distance: float)
     lengths = np.log1p([len(passage) for passage in passages])
     distances = (1 - (runs @ runs.T).toarray() + _LENGTH_WEIGHT * abs(lengths[:, None] - lengths)).clip(0)
     points = np.array([group[0].points for group in groups], object)
-    distances[points[:, None] != points] = 9.0  # beyond every cut
+    distances[points[:, None] != points] = 9.0  # larger than any maximum distance
     labels = (
         extra("sklearn.cluster")
         .AgglomerativeClustering(None, metric="precomputed", linkage="complete", distance_threshold=max_distance)

@@ -14,7 +14,7 @@ from producers.words import plural
 # Fewer equal lines than this do not suggest copying, because all right answers share a few lines.
 MANY_LINES = 6
 # If a task leaves little choice, about half the lines of a right answer are also in the solution. In a copy, more lines
-# are shared: at least the first share of the student's lines, or at least the second share of the solution's lines.
+# are equal: at least the first share of the student's lines, or at least the second share of the solution's lines.
 MOST_OF_ITS_OWN, MOST_OF_THEIRS = 0.75, 0.9
 # A line from the grading notes counts as much as this many lines of code, because students never saw the notes.
 NOTE_COUNTS = 3

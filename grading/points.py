@@ -30,7 +30,7 @@ from producers.words import plural
 GradeState = Literal["graded", "incomplete", "failed", "empty", "link only", "waiting"]
 # The reason of a grade while an answer of a model is missing.
 NO_RESULT_YET = "no result yet"
-# The reason of a grade whose work was not sent, because it was unknown whose work it was.
+# The reason of a grade if the work was not sent earlier, because its student was unknown.
 NOT_SENT_YET = "not sent yet: it is known now whose it is, so run kvasir grade again"
 # Remarks on a grade that a later run has kept.
 KEPT_REMARK = "as it was graded before: the work, a model or a setting has changed since"
@@ -63,7 +63,7 @@ class Grade:
     max_points: Points
     criteria: tuple[CriterionGrade, ...]
     summary: str = ""
-    remarks: tuple[str, ...] = ()  # whole sentences for information, on which nobody needs to decide
+    remarks: tuple[str, ...] = ()  # information in whole sentences; nobody needs to decide on it
     cuts: tuple[Cut, ...] = ()
     # Why there is no total, or why an empty submission has 0 points.
     reason: str = ""

@@ -58,7 +58,7 @@ class Override:
         texts = (self.feedback or "", self.reason, self.reviewer)
         problems = {
             "it names no submission (item_id)": not self.item_id,
-            f"points must be from 0 to {MAX_POINTS:,}": not 0 <= (self.points or 0) <= MAX_POINTS,  # NaN neither
+            f"points must be from 0 to {MAX_POINTS:,}": not 0 <= (self.points or 0) <= MAX_POINTS,  # also refuses NaN
             f"feedback, reason and reviewer must be texts of at most {MAX_TEXT:,} characters": (
                 max(map(len, texts)) > MAX_TEXT
             ),

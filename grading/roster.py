@@ -79,10 +79,10 @@ class Owner:
     display_name: str = ""
     # A question that a person must answer before anybody gets the grade.
     question: str = ""
-    is_explained: bool = True  # whether the submission's name follows a known pattern, even if a person has answered
+    is_explained: bool = True  # whether the submission's name follows a known pattern; no answer changes this
     claim: Claim | None = None
-    # Whether the people keep the stand-ins that they had before the submission was known to be theirs. Then its prompts
-    # stay the same.
+    # Whether the people keep the stand-ins that they had before anybody knew that the submission is theirs. If they
+    # keep them, the prompts stay the same.
     keeps_stand_ins: bool = False
 
     @property
@@ -227,7 +227,7 @@ class Roster:
         if answer := self.answers.get(submission):
             try:
                 answered_owner = self.find(answer)
-            except UsageError as error:  # another roster now
+            except UsageError as error:  # the roster has been replaced since the answer
                 return replace(owner, people=(), group="", question=str(error))
             return replace(
                 answered_owner,
@@ -408,7 +408,7 @@ def roster_in(sheet: Sheet) -> Roster:
             people = [
                 _person(product, sheet, row, captions)
                 for row in sheet.rows[1:]
-                if "points possible" not in cell(row, 0).casefold()  # no student (`GradebookImporter#csv_stream`)
+                if "points possible" not in cell(row, 0).casefold()  # not a student (`GradebookImporter#csv_stream`)
             ]
             return Roster(product, tuple({person.key: person for person in people if person.key}.values()))
     raise ExportError(

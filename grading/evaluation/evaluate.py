@@ -41,9 +41,9 @@ class Evaluation:
     agreements: Mapping[str, Sequence[Agreement]]
     # For each kind of doubt, how many submissions are flagged, flagged_wrong, unflagged and unflagged_wrong.
     doubts: Sequence[Mapping[str, Any]]
-    # For each bin of likelihoods: the share of grades with the person's points, and the mean likelihood.
+    # For each bin of likelihoods: the share of grades that equal the person's, and the mean likelihood.
     reliability: Sequence[Sequence[float]]
-    pairs: Sequence[GradePair]  # model and person
+    pairs: Sequence[GradePair]  # the model is the first grader, and the person the second
 
 
 def evaluate(

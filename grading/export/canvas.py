@@ -204,7 +204,7 @@ def _find_assignment_column(header: Sequence[str], last_fact: int, assignment: s
     columns = {index: header[index] for index in range(last_fact + 1, len(header)) if _takes_grades(header[index])}
     is_ambiguous = not assignment and len(columns) > 1
     matching_names = [] if is_ambiguous else matching_columns(columns.values(), assignment or title)
-    # If a column has exactly the requested name, columns with a longer name that contains it are ignored.
+    # If a column has exactly the requested name, columns whose longer names contain that name are ignored.
     candidates = [name for name in matching_names if name.strip() == assignment] or matching_names
     indices = [index for index, name in columns.items() if name in candidates]
     if len(indices) == 1:

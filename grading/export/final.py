@@ -58,7 +58,7 @@ class FinalGrade:
     grade: Grade  # as the models made it; if an approval has lapsed, it has one more doubt
     criteria: tuple[CriterionGrade, ...]  # with the changes that a person made
     summary: str
-    points: Points | None  # less the penalty
+    points: Points | None  # after the penalty is subtracted
     why_blank: str
     is_reviewed: bool
     # Reasons for review that no decision has settled yet.
@@ -181,7 +181,7 @@ def _why_lapsed(
     earlier: EarlierGrades,
 ) -> str:
     """Return why the approval of a grade does not count any more; "" if it counts."""
-    # An approval with time 0 has no known time, so earlier grades are not searched for it.
+    # Time 0 means that the time of the approval is unknown. Then the earlier grades are not searched.
     old_grades = (grades[grade.id] for until, grades in earlier if 0 < approval.time < until and grade.id in grades)
     known = {item.id: item.points for item in next(old_grades, grade).criteria}
     seen, now = known if approval.seen is None else approval.seen, {item.id: item.points for item in criteria}

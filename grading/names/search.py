@@ -78,7 +78,7 @@ class Student:
     parts: set[tuple[str, str]] = field(default_factory=set)  # pairs of family and given name, in both orders
     of_words: bool = False  # whether each word of the name is a common word
     is_ambiguous: bool = False  # whether each word of the name is a common word, or the name is short
-    is_whole: bool = False  # whether the name is the name of a file; then only the whole name means a person
+    is_whole: bool = False  # whether the name is the name of a file; then only the whole name means the student
 
     @property
     def wholes(self) -> set[str]:
@@ -306,7 +306,7 @@ class Names:
         prefixes = self._prefixes
         runs: list[tuple[str, _Run]] = []  # the runs that end at the previous word
         end = 0
-        # If only single letters were found, they are ignored: every text contains some, and no name consists of them.
+        # If only single letters were found, they are ignored: every text has some, and no name has only single letters.
         for match in WORD.finditer(text) if any(len(word) > 1 or not word.isascii() for word in words.values()) else ():
             spelling = words.get(match[0])
             if spelling is None:

@@ -79,7 +79,7 @@ _GUESSED_ENCODINGS = [
 ]
 # Encodings of DOS and old Macs. They use other bytes for accented letters than Windows does.
 _OLD_WESTERN_ENCODINGS = ("cp850", "mac_roman")
-# An encoding is guessed from pieces of the text: of at most this many bytes each, and at most this many pieces.
+# An encoding is guessed from pieces of the text. These limit the bytes of a piece, and the number of pieces.
 _PIECE_BYTES, _MAX_PIECES = 4_000, 100
 _CONTROLS = re.compile(r"[\x01-\x08\x0e-\x1a\x1c-\x1f\x7f-\x9f]")
 _ENCRYPTED_FLAG = 0x1
@@ -104,7 +104,7 @@ class ArchiveEntry:
     # The path inside the folder or zip, with "/" between its parts. It can always be encoded as UTF-8.
     path: str
     load: Callable[[], bytes]  # returns at most MAX_FILE_BYTES; raises Unreadable
-    problem: str = ""  # known before reading
+    problem: str = ""  # a problem that is known before the file is read
     is_folder: bool = False
 
     @property
