@@ -11,9 +11,10 @@ from grading.rubric.rubric import Rubric
 from producers.words import plural
 
 MIN_CLASS = 5
-LOW = 0.34  # points below this share of a criterion's full points count as low
+LOW = 0.34  # points are low if they are at most this share of the criterion's full points
 NEARLY_ALL = 0.9  # of the class
-CONTRAST = 0.2  # a criterion's median must be below that of all other criteria by at least this share
+# There is a warning only if a criterion's median is below the median of all other criteria by at least this share.
+CONTRAST = 0.2
 
 
 def class_alarms(grades: Sequence[Grade], rubric: Rubric) -> tuple[str, ...]:

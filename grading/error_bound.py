@@ -21,9 +21,9 @@ from messages.errors import UsageError
 CONFIDENCE = 0.9
 SIZES = (15, 30, 60)
 MAX_THRESHOLDS = 5
-# Two groups count as different if their p-value is below this.
+# Two groups count as different if the p-value of their comparison is below this.
 SIGNIFICANCE_LEVEL = 0.01
-# If two probabilities differ by less than this, the reason can be rounding. The looser bound is then used.
+# If two probabilities differ by less than this, rounding may be the cause. The looser bound is then used.
 _ROUNDING = 1e-9
 
 
@@ -42,7 +42,7 @@ class Signal:
     """
 
     title: str
-    thresholds: tuple[float, ...]  # preset, ascending
+    thresholds: tuple[float, ...]  # set in advance, in ascending order
     of: Callable[[Grade], float]
 
 
@@ -55,8 +55,8 @@ def _spread(grade: Grade) -> float:
     return round(float(max(spreads, default=0)), 6)
 
 
-# By default there is only one threshold, because each further threshold makes all bounds looser. Grades above the
-# threshold have a reason for review, and an export leaves them blank anyway.
+# By default, the only threshold is 0 reasons for review. Each further threshold would make all bounds looser, and an
+# export leaves grades with a reason for review blank anyway.
 SIGNALS: Mapping[str, Signal] = MappingProxyType(
     {
         "reasons": Signal("reasons why a person must look", (0.0,), lambda grade: float(len(grade.doubts))),
@@ -109,7 +109,7 @@ class SamplingUnit:
     """One submission of the class from which the sample was drawn."""
 
     doubt: float
-    # Whether the hand grade differs from the model's by more than the tolerance. None means that there is no hand
+    # Whether the hand grade differs from the model's grade by more than the tolerance. None means that there is no hand
     # grade.
     off: bool | None = None
 
@@ -119,10 +119,10 @@ class Release:
     """What can be promised about the grades whose doubt is at most `threshold`."""
 
     threshold: float
-    released: int  # number of grades up to the threshold, including those graded by hand
-    sampled: int  # number of grades up to the threshold that a person graded by hand
-    off: int  # number of hand-graded grades that differ by more than the tolerance
-    at_most: float  # upper bound of the share of unseen grades that differ by more than the tolerance, from 0 to 1
+    released: int  # number of grades whose doubt is at most the threshold
+    sampled: int  # how many of the released grades a person has also graded by hand
+    off: int  # how many hand grades differ from the model's grade by more than the tolerance
+    at_most: float  # upper bound, from 0 to 1, of the share of unseen grades that are off by more than the tolerance
 
     @property
     def unseen_count(self) -> int:
@@ -224,12 +224,12 @@ class PointComparison:
     title: str
     compared: int
     same: int
-    # Computed with quadratic weights. None if the person and the model both gave the same points to everybody, or if
-    # there are no pairs.
+    # Cohen's kappa with quadratic weights. None if there are no pairs, or if person and model gave every submission the
+    # same number of points.
     kappa: float | None
-    # Average of the person's points minus the model's.
+    # The average of the person's points minus the model's points.
     bias: float
-    # The confidence interval of the bias, after Student's t. None if all differences are equal.
+    # The confidence interval of the bias, from Student's t distribution. None if all differences are equal.
     interval: tuple[float, float] | None
     largest: float  # largest absolute difference
 

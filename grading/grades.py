@@ -36,7 +36,7 @@ from grading.rubric.rubric import Aspect, Rubric
 from grading.submissions.lms_names import same_student
 from messages.jobs import JobResult, QuestionAnswer
 
-# Begins a remark that asks who handed in the submission.
+# The beginning of a remark that asks who handed in the submission.
 _WHOSE = "whose is it?"
 
 
@@ -109,8 +109,8 @@ def _as_before(old: Grade, of_class: Mapping[str, str], now: Mapping[str, str], 
 
     `unchanged_remark` is used if its versions are the current ones.
     """
-    # Grades of earlier releases do not record their versions. Such a grade has the versions of its class, except if a
-    # remark says that the rubric, solution or template was another one.
+    # Earlier releases did not record the versions of a grade. A grade without versions was made with those of its
+    # class, unless a remark says that it was made with another rubric, solution or template.
     versions = old.versions or ({} if EARLIER_REMARK in old.remarks else of_class)
     remark = unchanged_remark if versions == now else EARLIER_REMARK
     other_remarks = [text for text in old.remarks if text not in (KEPT_REMARK, NAMED_REMARK, EARLIER_REMARK)]

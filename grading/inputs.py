@@ -33,7 +33,7 @@ from producers.storage.shapes import from_json, parse_as
 
 FOLDER = "inputs"
 EXAMPLES_OF_A_CRITERION = 4
-_CONTEXT_SHARE = 0.25  # maximum share of the smallest model's context for all examples together
+_CONTEXT_SHARE = 0.25  # all examples together take at most this share of the models' smallest context
 _Graded = Mapping[str, Mapping[str, Points]]  # points by submission and criterion
 _READERS: dict[str, Callable[[Path], Any]] = {
     "rubric": load_rubric,
@@ -141,7 +141,7 @@ def read_examples(
     ids = [criterion.id for criterion in rubric.criteria]
     by_hand = in_class(read_hand_grades(data, str(request.examples)), [work.name for work in submissions], ids)
     points: dict[str, dict[str, Points]] = {}
-    # If several people graded the same work, the points of the first person by name count.
+    # If several people graded the same work, the points of the person whose name comes first in the alphabet count.
     for (name, id, _), given_points in sorted(by_hand.items(), reverse=True):
         points.setdefault(name, {})[id] = given_points
     works = {
@@ -155,8 +155,9 @@ def read_examples(
     chosen = _choose(works, {name: points[name] for name in works}, rubric, room)
     if not chosen:
         raise SubmissionError(
-            f"{request.examples} has fewer than two submissions that can be examples. An example has points for each "
-            "criterion and no doubts, fits into the model's context, and is not in the sample of a bound"
+            f"{request.examples} has fewer than two submissions that can be examples. An example needs points for each "
+            "criterion, must fit into the model's context, and must have no doubts. It must not be in the sample of an "
+            "error bound"
         )
     fence = fence_for(secret, "\n".join(["graded examples", *(text_of(works[name]) for name in chosen)]))
     return ExampleSet(
@@ -181,7 +182,7 @@ def _choose(works: Mapping[str, Submission], graded: _Graded, rubric: Rubric, ro
 
 def _beside_boundaries(criterion: Criterion, graded: _Graded, sizes: Mapping[str, int]) -> list[str]:
     longest_first = sorted(graded, key=lambda name: -sizes[name])
-    # A later entry replaces an earlier one with the same points, so the shortest work stays.
+    # Of several works with the same points, the last one replaces the others, so the shortest work stays.
     shortest = {graded[name][criterion.id]: name for name in longest_first}
     boundaries = sorted(
         itertools.pairwise(sorted(shortest)), key=lambda pair: abs(sum(pair) - criterion.points - criterion.minimum)

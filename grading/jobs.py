@@ -38,7 +38,7 @@ from producers.words import join_with_and, plural
 # Temperature 0 would make all answers to one prompt the same.
 SAMPLES_TEMPERATURE = 0.3
 _KEY_DIGITS = 12
-# Tokens of the heading of one part, with the lines of the fence that belong to it.
+# Number of tokens of a part's heading, which also contains the fence.
 _HEADING_TOKENS = 36
 _ROOM_STEP = 1_024  # tokens
 
@@ -81,7 +81,7 @@ class Item:
     item_id: str
     findings: tuple[CheckFinding, ...] = ()
     fence: str = ""
-    copy_reason: str = ""  # why the work is perhaps a copy of the solution; "" if it does not look like one
+    copy_reason: str = ""  # why the work may be a copy of the solution; "" if it does not look like a copy
     owner: Owner = UNKNOWN_OWNER
 
 
@@ -100,8 +100,8 @@ class Assignment:
     selected_ids: frozenset[str] = frozenset()
     # Contents of the files of rubric, solution and template.
     input_data: Mapping[str, bytes] = field(default_factory=dict)
-    changed_files: tuple[Path, ...] = ()  # files that the user named and that differ from the batch's copies
-    work_digests: Mapping[str, str] = field(default_factory=dict)  # digests of all submissions' files, by name
+    changed_files: tuple[Path, ...] = ()  # files named by the user that differ from the batch's copies
+    work_digests: Mapping[str, str] = field(default_factory=dict)  # submission's name -> digest of its files
     examples: ExampleSet | None = None
 
     @property
@@ -195,7 +195,7 @@ class PromptMaker:
         self._aspects = [aspect for aspect in ASPECTS if assignment.rubric.for_model(aspect)]
         if missing_aspects := [aspect for aspect in self._aspects if aspect not in assignment.request.models]:
             raise ConfigError(
-                f"the rubric needs a {missing_aspects[0]} model, but this batch names none: run kvasir grade again"
+                f"the rubric needs a {missing_aspects[0]} model, but this batch has none: run kvasir grade again"
             )
         self._questions = {aspect: self._named_questions(aspect) for aspect in self._aspects if not self._asks_together}
         self._samplings = {aspect: self._longest_sampling(aspect) for aspect in self._aspects}
@@ -302,14 +302,14 @@ class PromptMaker:
         """Cut the submission to the room that the models have, or to the requested size."""
         cap = self._assignment.request.max_submission_tokens
         if cap is None:
-            # Prompts of earlier releases did not mark given cells, so none is marked here.
+            # Prompts of earlier releases did not mark given cells, so this prompt does not mark them either.
             parts = tuple(replace(part, is_given_cell=False) for part in submission.parts)
             return truncate(replace(submission, parts=parts), self._earlier_limits(), count)
-        # Rounding down keeps the room the same after a small change of the rubric. Otherwise one more sentence would
-        # move the cut in long submissions, and all questions about them would be asked again.
+        # Rounding down keeps the room the same after a small change of the rubric. Otherwise one more sentence in the
+        # rubric would move the cut in long submissions, and all questions about them would be asked again.
         room = self._space - self._space % _ROOM_STEP if self._space > 4 * _ROOM_STEP else self._space
         # Headings take room in the prompt too, but at most half of the room is kept for them. If there are thousands of
-        # parts, most of the parts are left out, and so are their headings.
+        # parts, most parts are left out together with their headings.
         space = max(room - _HEADING_TOKENS * len(submission.parts), room // 2)
         total = min(space, cap or space)
         sizes = count_parts(submission, count)
@@ -354,14 +354,14 @@ class PromptMaker:
         if space < 128:
             raise ConfigError(
                 f"model {model.name!r} has no room for a submission. Its context is {model.context:,} tokens. "
-                f"Rubric, solution and template take about {fixed_tokens:,} and the answer up to "
+                f"Rubric, solution and template take about {fixed_tokens:,} tokens, and the answer takes up to "
                 f"{self._samplings[aspect].max_tokens:,}. Use a model "
                 "with a larger context, or a shorter solution or template"
             )
         return space
 
 
-# --- the cost of a regrade, before it runs
+# --- the cost of a planned regrade
 
 
 @dataclass(frozen=True, slots=True)
@@ -371,16 +371,16 @@ class Cost:
     Token counts are estimates: those of prompts, and of answers at their greatest length.
     """
 
-    # What the regrade asks about again: ids of criteria, and names of other topics. A job without questions asks about
-    # all of them.
+    # What the regrade asks about again: ids of criteria, and names of other questions. A job without questions asks
+    # about everything.
     asked: tuple[str, ...]
-    removed: tuple[str, ...]  # criteria
+    removed: tuple[str, ...]  # criteria that are no longer in the rubric
     submissions: int
     jobs: int
     questions: int
     prompt_tokens: int
     answer_tokens: int
-    # Tokens of all answers if every question about the whole class were asked.
+    # Number of answer tokens if every question were asked about every submission of the class.
     all_answer_tokens: int
     answered: int = 0  # number of jobs that an unfinished round has already answered; `jobs` does not count them
 

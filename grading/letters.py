@@ -6,9 +6,9 @@ import unicodedata
 from functools import lru_cache
 from urllib.parse import unquote
 
-# Possessive quantifiers are not used. Before Python 3.11.5 (as in Debian 12), some of their matches end too early.
+# Possessive quantifiers are not used here: before Python 3.11.5 (as in Debian 12), some of them match too little.
 _LETTER = r"[^\W\d_]"
-# Combining accents, vowel signs, soft hyphens and joiners. A word goes on after them.
+# Combining accents, vowel signs, soft hyphens and joiners. These characters do not end a word.
 _MARKS = (
     r"[\u00ad\u0300-\u036f\u0591-\u05c7\u064b-\u065f\u0670\u0900-\u0903\u093a-\u094f\u0962\u0963\u0981-\u0983\u09bc-\u09cd"
     r"\u0a3c-\u0a4d\u0abc-\u0acd\u0b3c-\u0b4d\u0bbe-\u0bcd\u0c3e-\u0c4d\u0cbc-\u0ccd\u0d3e-\u0d4d\u0e31-\u0e3a\u0e47-\u0e4e"
@@ -23,8 +23,8 @@ _ESCAPED_LETTER = (
 _LATEX = rf"(?<={_LETTER})\{{?\\[\"'`^~]\{{?\\?[A-Za-z]\}}{{0,2}}"
 WORD = re.compile(rf"(?:{_LETTER}|{_ESCAPED_LETTER})(?:{_LETTER}|{_MARKS}|{_ESCAPED_LETTER}|{_LATEX})*")
 _SPACE = r"[\s\u00ad\u200b-\u200f\u2060\ufeff]"
-# Markup that a reader sees as white space, or does not see. JSON and Python escape a line break as in "by\nAda", so the
-# n is not part of the name. In C:\Users\nina, the n is part of the name.
+# Markup that a reader sees as white space, or does not see. In "by\nAda", JSON and Python read \n as a line break, so
+# the n is not part of the name. In C:\Users\nina, the n is part of the name.
 _MARKUP = re.compile(
     r"</?(?i:[biuaspq]|em|strong|br|hr|span|div|font|t[dhrt]|li|code|small|big|su[bp]|center|h\d)(?:\s[^<>\n]{0,80})?/?>"
     r"|&(?:nbsp|ensp|emsp|thinsp|amp|quot|apos|\#0*39|\#x27|\#0*160|\#x0*[aA]0|\#8\d{3});|%20|%[cC]2%[aA]0"

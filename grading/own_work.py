@@ -11,23 +11,23 @@ from grading.submissions.reading import Submission
 from grading.submissions.visible import visible_text
 from producers.words import plural
 
-# If fewer lines are equal, that is no sign of copying: all right answers share a few lines.
+# Fewer equal lines than this do not suggest copying, because all right answers share a few lines.
 MANY_LINES = 6
-# If a task leaves little choice, about half of a right answer equals the solution. A copy has more: at least this share
-# of the student's lines, or at least this share of the solution's lines.
+# If a task leaves little choice, about half the lines of a right answer are also in the solution. In a copy, more lines
+# are equal: at least the first share of the student's lines, or at least the second share of the solution's lines.
 MOST_OF_ITS_OWN, MOST_OF_THEIRS = 0.75, 0.9
 # A line from the grading notes counts as much as this many lines of code, because students never saw the notes.
 NOTE_COUNTS = 3
 _NOTE_CHARS = 25
-_A_FEW = 3  # in a small class, a file can still be a copy although this many students have it
+_A_FEW = 3  # a file that at most this many students have can be a copy, even in a small class
 _LINE_CHARS = 4  # shorter lines, such as `end` or `)`, occur in all work
 
-# A file itself says that a cell came from the teacher, and a student can change the file. Kvasir believes it for the
-# whole class if enough students have the cell: at least this number, and at least this share of all students with
+# A notebook itself says which cells came from the teacher, and a student can change that. So a cell counts as given to
+# the class only if enough students have it: at least this number, and at least this share of the students with
 # teacher's cells.
 _MIN_STUDENTS, _PART_OF_THEM = 2, 0.1
 
-# A line that names its author: in prose, in a comment, or as a constant (nbgrader).
+# A line that names the author of the work: in prose, in a comment, or as a constant (nbgrader).
 _PERSON_FIELD = (
     r"(?:(?:your|full|student|first|last|given)[ _-])*(?:names?|authors?|students?|id|e-?mail|date|collaborators?)"
 )

@@ -56,8 +56,8 @@ def prepare(
         classmates = [submission for submission in all_submissions if submission.name not in examples.points]
         safe_works = pseudonymise([*classmates, *examples.works], secret, form, roster)[len(classmates) :]
         examples = replace(examples, works=tuple(safe_works))
-    # Names are searched in all submissions, also in those that this run does not grade, because work can contain the
-    # name of a classmate.
+    # The search for names covers all submissions, even those that this run does not grade, because a submission can
+    # contain the name of a classmate.
     submissions = [
         replace(submission, parts=(), problem=submission.problem or UNASSIGNED_QUESTION)
         if submission.name in unassigned_names
@@ -203,8 +203,8 @@ def select_unfinished(batch: Batch, assignment: Assignment, previous_class: Grad
     """Select the submissions with a job that has not succeeded, and those about which nothing is known."""
     succeeded_ids = batch.succeeded_ids
     unfinished_ids = {entry.item_id.rpartition(".")[0] for entry in batch.entries if entry.job_id not in succeeded_ids}
-    # Item ids are compared, not names. The grade of older work can be kept under the name of newer work, which still
-    # has to be graded.
+    # Item ids are compared, not names, because a grade of older work can have the name of newer work, which still has
+    # to be graded.
     graded_ids = (
         {grade.item_id for grade in previous_class.grades if not grade.has_nothing_yet} if previous_class else set()
     )

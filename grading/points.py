@@ -28,9 +28,9 @@ from grading.submissions.visible import MAX_PASSAGES
 from producers.words import plural
 
 GradeState = Literal["graded", "incomplete", "failed", "empty", "link only", "waiting"]
-# A grade's reason while an answer is missing.
+# The reason of a grade while an answer of a model is missing.
 NO_RESULT_YET = "no result yet"
-# The same where nothing was sent, because nobody knew whose the work is.
+# The reason of a grade if the work was not sent earlier, because its student was unknown.
 NOT_SENT_YET = "not sent yet: it is known now whose it is, so run kvasir grade again"
 # Remarks on a grade that a later run has kept.
 KEPT_REMARK = "as it was graded before: the work, a model or a setting has changed since"
@@ -38,7 +38,7 @@ NAMED_REMARK = "as it was graded before it was known whose it is: a name in a te
 EXAMPLE_REMARK = "graded by hand: the others were graded with it as an example"
 EARLIER_REMARK = "as it was graded before, with another rubric, solution or template"
 
-# Several answers to one prompt disagree if their points differ by this share of the criterion's points, or by more.
+# Several answers to one prompt disagree if their points differ by at least this share of the criterion's points.
 DISAGREEMENT = 0.25
 
 
@@ -63,7 +63,7 @@ class Grade:
     max_points: Points
     criteria: tuple[CriterionGrade, ...]
     summary: str = ""
-    remarks: tuple[str, ...] = ()  # full sentences of information that ask for no decision
+    remarks: tuple[str, ...] = ()  # information in whole sentences; nobody needs to decide on it
     cuts: tuple[Cut, ...] = ()
     # Why there is no total, or why an empty submission has 0 points.
     reason: str = ""
@@ -71,8 +71,8 @@ class Grade:
     item_id: str = ""
     # Reasons for review, which the remarks do not repeat.
     doubts: tuple[Doubt, ...] = ()
-    # The versions of the rubric, the solution and other inputs that were used for this grade. Empty if they are not
-    # known.
+    # The versions of the rubric, the solution and other inputs that were used for this grade. Empty if the versions are
+    # unknown.
     versions: Mapping[str, str] = field(default_factory=dict)
     person: str = ""  # the person whose work it is, if known
 

@@ -15,9 +15,10 @@ from grading.prompts.prompt import neutralise
 from grading.submissions.submission import Submission
 from grading.submissions.visible import HIDDEN, SEEN, visible_text, without_invisible
 
-# Nearly every submission would match a shorter quote, so a shorter quote must match letter for letter.
+# A quote that is shorter than this would be found in nearly every submission, so it must match letter for letter.
 SHORT_QUOTE_CHARS = 8
-# A shared run of this length can't be a coincidence. Without white space, it is about eight words long.
+# If two texts share a run of this many characters, that is not a coincidence. Without white space, the run has about
+# eight words.
 LEAK_CHARS = 40
 OWN = 1  # marks the student's own visible text; HIDDEN is 2
 

@@ -46,7 +46,7 @@ class Selection:
     """
 
     names: tuple[str, ...] = ()  # names or LMS ids of submissions; () means all
-    limit: int = 0  # number of submissions, from the first one; 0 means all
+    limit: int = 0  # only this many submissions, from the first one on; 0 means all
     other_names: tuple[str, ...] | Literal["all"] = ()  # "all" means everybody else in the folder
     from_manifest: bool = False
 

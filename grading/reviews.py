@@ -31,10 +31,10 @@ from producers.storage.journal import Lines, lock_lines
 from producers.storage.shapes import parse_as
 
 FILE = "reviews.jsonl"
-# Begins the reason of a decision that came from a regrade's round, and not from a person.
+# The reason of a decision begins with this if the decision came from a regrade's round, and not from a person.
 ROUND_REASON = "regraded in round"
 AFTER_A_LOOK = "These hand grades were given with the model's points in sight, which makes people agree with them."
-MAX_TEXT = 20_000  # maximum number of characters in a feedback or in a reason
+MAX_TEXT = 20_000  # maximum number of characters in feedback, and in a reason
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,23 +42,23 @@ class Override:
     """One decision. A field that is None keeps what the models said."""
 
     item_id: str  # `Grade.item_id`, or the submission's name
-    criterion_id: str | None  # None: about the whole submission
+    criterion_id: str | None  # None: the decision is about the whole submission
     points: Points | None
     feedback: str | None
     reason: str
     reviewer: str = ""
     time: float = field(default_factory=time.time)  # seconds since the epoch
-    # `version_of` the decisions that the person saw. With None, the decision is written whatever the current version
-    # is.
+    # The version (`version_of`) of the decisions that the person saw. If it is None, the decision is written whatever
+    # the current version is.
     version: str | None = None
-    # On an approval, the approved points by criterion. None means that they are not known.
+    # In an approval, the approved points of each criterion. None means that they are unknown.
     seen: Mapping[str, Points | None] | None = None
 
     def __post_init__(self) -> None:
         texts = (self.feedback or "", self.reason, self.reviewer)
         problems = {
             "it names no submission (item_id)": not self.item_id,
-            f"points must be from 0 to {MAX_POINTS:,}": not 0 <= (self.points or 0) <= MAX_POINTS,  # NaN neither
+            f"points must be from 0 to {MAX_POINTS:,}": not 0 <= (self.points or 0) <= MAX_POINTS,  # also refuses NaN
             f"feedback, reason and reviewer must be texts of at most {MAX_TEXT:,} characters": (
                 max(map(len, texts)) > MAX_TEXT
             ),

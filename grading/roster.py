@@ -32,18 +32,19 @@ from producers.words import join_with_and
 
 FILE = "roster.json"
 ANSWERS = "assigned.jsonl"
-# The form of a line of answers. Lines without a form gave the person another stand-in in all texts (`Owner`).
+# The version of a line in the file of answers. Earlier releases wrote lines without a version. Such a line gave the
+# person another stand-in in all texts (`Owner.keeps_stand_ins`).
 _ANSWER_FORM = "2"
 # Canvas's own test student.
 TEST_STUDENT = "Student, Test"
 # Names that Moodle shows in place of a hidden name, in the most common languages of Moodle.
 HIDDEN_NAMES = frozenset({"", "anon", "participant", "teilnehmer", "teilnehmerin", "participante", "student"})
 SAY_WHOSE = "say whose with kvasir assign"
-# The question about a submission that is not sent until it is answered. Most other names match the roster.
+# Asked about a submission if most other names are recognised. The submission is not sent until a person answers.
 UNASSIGNED_QUESTION = f"nothing in its name says whose it is: {SAY_WHOSE}"
-# The question about a submission that is graded before it is answered. Few names match the roster.
+# Asked about a submission if few names match the roster. The submission is graded even before a person answers.
 UNMATCHED_QUESTION = f"its name matches nobody in the roster: {SAY_WHOSE}"
-# Words in file names that are not the names of people. Those of two letters are usual abbreviations.
+# Words in file names that are not the names of people. The words of two letters are usual abbreviations.
 FILE_WORDS = frozenset(
     """
     analysis assignment code coursework ex exercise exercises final homework hw lab main notebook notes plot problem
@@ -78,9 +79,10 @@ class Owner:
     display_name: str = ""
     # A question that a person must answer before anybody gets the grade.
     question: str = ""
-    is_explained: bool = True  # whether the submission's name follows a known pattern, whatever a person answered
+    is_explained: bool = True  # whether the submission's name follows a known pattern; no answer changes this
     claim: Claim | None = None
-    # Whether texts keep the stand-ins that the people had while nobody knew that this is theirs. Prompts stay the same.
+    # Whether the people keep the stand-ins that they had before anybody knew that the submission is theirs. If they
+    # keep them, the prompts stay the same.
     keeps_stand_ins: bool = False
 
     @property
@@ -103,9 +105,9 @@ class Roster:
 
     product: str = ""  # the LMS that made the roster: canvas, moodle or classroom
     people: tuple[Person, ...] = ()
-    # The owner of each submission, by the submission's name: a person's number, or a group's name.
+    # For each submission's name, its owner: a person's number, or a group's name.
     answers: Mapping[str, str] = field(default_factory=dict)
-    # The submissions with an answer for which `Owner.keeps_stand_ins` holds.
+    # The submissions with an answer for which `Owner.keeps_stand_ins` can be true.
     keeping: frozenset[str] = frozenset()
 
     @cached_property
@@ -156,7 +158,7 @@ class Roster:
             owner for owner in self.possible_owners if owner.name and _words(owner.name) == _words(text)
         ]
         if len(matches) != 1:
-            count = "more than one" if matches else "nobody, and no group,"
+            count = "more than one person or group" if matches else "no person or group"
             raise UsageError(f"the roster has {count} called {text!r:.60}; use the student's number, which is unique")
         return matches[0]
 
@@ -172,7 +174,7 @@ class Roster:
     def _names(self) -> Counter[str]:
         return Counter(person.name for person in self.people)
 
-    # --- whose a submission is
+    # --- the owners of submissions
 
     def owners(self, submissions: Iterable[str]) -> dict[str, Owner]:
         """Return the owner of each submission. A person's answer takes precedence over the submission's name.
@@ -225,7 +227,7 @@ class Roster:
         if answer := self.answers.get(submission):
             try:
                 answered_owner = self.find(answer)
-            except UsageError as error:  # another roster now
+            except UsageError as error:  # the roster has been replaced since the answer
                 return replace(owner, people=(), group="", question=str(error))
             return replace(
                 answered_owner,
@@ -380,17 +382,17 @@ def _read(path: Path) -> Roster:
         raise BatchError(f"{path} can't be read ({error}); name the roster again with --roster") from None
 
 
-# Columns that only one kind of roster has -> the LMS, and its columns for number, name, group and section.
+# Each kind of roster: columns that only this kind has -> its LMS, and its columns for number, name, group and section.
 _KINDS = {
     ("canvas_user_id", "group_name"): ("canvas", ("canvas_user_id", "name", "group_name", "sections")),
     ("github_username", "identifier"): ("classroom", ("github_username", "identifier")),
     # `assign_grading_table` in `mod/assign/gradingtable.php` writes these columns. The column Group exists only if
-    # teams hand in.
+    # students hand in as teams.
     ("Identifier", "Grade"): ("moodle", ("Identifier", "Full name", "Group")),
     ("Student", "ID"): ("canvas", ("ID", "Student", "", "Section")),
     ("LastName", "FirstName", "ID"): ("canvas", ("ID", "LastName", "", "Section")),
-    # Moodle's list of participants. Its numbers differ from those of the worksheet, so Kvasir uses only its names, to
-    # replace them in texts.
+    # Moodle's list of participants. Its student numbers differ from those in the worksheet, so Kvasir uses only the
+    # names: it replaces them in texts.
     ("First name", "Last name"): ("", ("", "Last name")),
 }
 
@@ -406,7 +408,7 @@ def roster_in(sheet: Sheet) -> Roster:
             people = [
                 _person(product, sheet, row, captions)
                 for row in sheet.rows[1:]
-                if "points possible" not in cell(row, 0).casefold()  # no student (`GradebookImporter#csv_stream`)
+                if "points possible" not in cell(row, 0).casefold()  # not a student (`GradebookImporter#csv_stream`)
             ]
             return Roster(product, tuple({person.key: person for person in people if person.key}.values()))
     raise ExportError(
@@ -443,7 +445,7 @@ def number_in(text: str) -> str:
     return f"{number:.0f}"
 
 
-# --- what the batch's folder keeps of the roster
+# --- the copy of the roster in a batch's folder
 
 
 def kept_files(folder: Path, rosters: tuple[Path, ...] = ()) -> tuple[Path, ...]:

@@ -12,7 +12,7 @@ from grading.rubric.rubric import Points, exact
 from messages.errors import UsageError
 
 MAX_BYTES = 32 << 20
-_HEADER_CHARS = 1 << 16  # most characters of the header
+_HEADER_CHARS = 1 << 16  # maximum number of characters in the header
 PARTICIPANT = re.compile(r"\D*(\d+)\s*\Z")  # the form of Moodle's identifiers: `Participant 11`
 _CENT = Decimal("0.01")  # LMSs store points with two decimals
 
@@ -70,7 +70,8 @@ def _refuse_longer(rows: Sequence[Sequence[str]], delimiter: str, label: str) ->
         if any(text.strip() for text in row[len(rows[0]) :]):  # spreadsheets add empty fields at the end of a row
             sign = {",": "a comma", ";": "a semicolon"}.get(delimiter, "a tab")
             raise ExportError(
-                f"the {label}, row {number}: it has more fields than the header; put quotes around texts with {sign}"
+                f"the {label}, row {number}: it has more fields than the header; put quotes around texts that contain "
+                f"{sign}"
             )
 
 
@@ -93,7 +94,7 @@ def differs(before: str, after: str) -> bool:
     try:
         return before not in ("", "-") and Decimal(before.replace(",", ".")) != Decimal(after.replace(",", "."))
     except ArithmeticError:
-        # A text that is no number counts as different, because the export would replace it.
+        # A text that is not a number counts as different, because the export would replace it.
         return True
 
 

@@ -18,27 +18,27 @@ from grading.prompts.prompt import has_control_tokens
 from grading.submissions.reading import Submission
 
 MAX_FLAGS = 3
-# Only the beginning and the end of a longer text are read, because nobody reads the middle of a very long output.
+# If there is more text, only its beginning and its end are read: nobody reads the middle of a very long output.
 MAX_CHARS = 150_000
 MAX_SENTENCES = 6_000
 MAX_SHOWN = 120
-# Up to this many sentences and characters are scored together, because a phrase can continue in the next line.
+# Maximum number of sentences, and of characters, that are scored together. A phrase can continue on the next line.
 _RUN, _RUN_CHARS = 3, 420
-# The same limits for short lines, which are scored together in larger groups.
+# Short lines are scored together in larger groups: at most this many lines, with at most this many characters.
 _LINES, _LINES_CHARS = 6, 120
-# Long texts cause more false alarms. In a text with more than this many sentences, the score must be higher.
+# Long texts cause more false alarms. If there are more sentences than this, an alarm needs a higher score.
 _USUAL, _CAUTION = 20, 1.1
-# A decoded text counts only if it has at least this many known words more than the encoded text.
+# A decoded text counts only if it has at least this many more known words than the encoded text.
 _NEW_WORDS = 2
 
-# A dot ends a sentence only after these characters. Inside Morse code or an entity it does not.
+# A dot ends a sentence only after one of these characters. A dot inside Morse code or an HTML entity does not.
 _END = re.compile(r"""\n+|(?<=[!?…])\s+|(?<=[\w)\]"'”»’`*>][.])\s+|(?<=[。।؟\uff01\uff1b\uff1f])""")
 _MARGIN = re.compile(r"^[\s#>*/%|–—•-]+|[\s*|–—-]+$")
 _LETTERS = re.compile(r"[^\W\d_]")
 _PIECE = re.compile(r".{1,240}(?:\s|$)|.{1,240}")
 
 
-# Grading is repeated after each result of a running batch, but the submissions stay the same.
+# Cached, because grading is repeated after each result of a running batch, and the submissions stay the same.
 @lru_cache(maxsize=1024)
 def instruction_flags(submission: Submission) -> tuple[str, ...]:
     """Return a sentence for each suspicious part, at most three, with the passage that scores highest.

@@ -17,7 +17,7 @@ FULL = "\ue000"  # stands for any full score, such as 10/10, 10 of 10 or 100 %
 _MAX_PAYLOADS = 50
 _MAX_PAYLOAD = 4096
 _MAX_TIMES = 3  # maximum number of encoding layers that are decoded
-_LETTERS_OF_LANGUAGE = 0.85  # a decoded text is language if letters and spaces make up this share of it
+_LETTERS_OF_LANGUAGE = 0.85  # a decoded text counts as language if at least this share is letters and spaces
 
 _INLINE_TAG = re.compile(
     r"</?(?:a|b|big|code|em|font|i|ins|mark|s|small|span|strong|sub|sup|u|wbr)(?:\s[^<>]{0,300})?>", re.I
@@ -39,7 +39,7 @@ _MORSE_LETTERS = {
         "-w.--x-..-y-.--z--..0-----1.----2..---3...--4....-5.....6-....7--...8---..9----.",
     )
 }
-_BLOB = 64  # a word with this many letters and digits, or more, counts as data
+_BLOB = 64  # a word with at least this many letters and digits counts as data
 _TAGS = re.compile(r"[\U000e0020-\U000e007e]+")  # invisible copies of the ASCII characters
 _MIXED_SCRIPTS = re.compile(r"\b(?=\w*[A-Za-z])(?=\w*[\u0370-\u052f])\w+")
 _TWINS = str.maketrans(
@@ -48,7 +48,7 @@ _TWINS = str.maketrans(
 )
 _LETTER_FORMS = {
     **str.maketrans("ᴀʙᴄᴅᴇꜰɢʜɪᴊᴋʟᴍɴᴏᴘʀꜱᴛᴜᴠᴡʏᴢ", "abcdefghijklmnoprstuvwyz"),  # small capitals
-    **str.maketrans("ıłøđ", "ilod"),  # normalisation does not turn these into plain letters
+    **str.maketrans("ıłøđ", "ilod"),  # Unicode normalisation does not turn these into plain letters
     **{first + n: 97 + n for first in (0x1F150, 0x1F170, 0x1F1E6) for n in range(26)},  # boxed
 }
 _CAMEL = re.compile(r"(?<=[a-z])(?=[A-Z])")
@@ -118,7 +118,8 @@ def plain(text: str) -> str:
     return " ".join(_DIGIT.sub("0", _TEN_OF_TEN.sub(f" {FULL} ", text.casefold())).split())
 
 
-# Each function reads a sentence in another way. The result is scored only if it differs from the sentence.
+# The first function returns the sentence itself. The others remove a disguise, and their result is scored only if it
+# differs from the sentence.
 READINGS: tuple[Callable[[str], str], ...] = (
     str,
     lambda text: _LETTERS_APART.sub(lambda match: re.sub(r"[ .\-_*·]", "", match[0]), text),

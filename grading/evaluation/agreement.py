@@ -26,11 +26,11 @@ from messages.errors import UsageError
 
 MEASURES = ("qwk", "mae", "mae_share", "bias", "exact", "within_step")
 CONFIDENCE = 0.95
-MIN_UNITS = 10  # with fewer submissions there is no confidence interval
+MIN_UNITS = 10  # with fewer submissions than this, there is no confidence interval
 RESAMPLES = 1_999
-# Number of bootstrap samples that are in memory together.
+# Number of bootstrap samples that are in memory at the same time.
 _BATCH = 200
-# Number of grades that a criterion needs for its floor. A third of them is used to fit the floor's line.
+# A floor is computed only for a criterion with at least this many grades. A third of the grades is used for the fit.
 MIN_FLOOR_GRADES = 9
 
 _WORD = re.compile(r"\w\w")  # scikit-learn's vectorizer counts only words of at least two characters
@@ -51,7 +51,7 @@ class GradePair:
     second: Points
     max_points: Points
     step: Points = 1
-    min_points: Points = 0  # below 0 if the criterion can deduct points
+    min_points: Points = 0  # the fewest possible points; negative if the criterion can deduct points
 
     @property
     def difference(self) -> float:
@@ -156,7 +156,7 @@ def estimates(sums: Sequence[_Floats], seed: int = 0, resamples: int = RESAMPLES
     values, bounds = statistic(np.arange(unit_count)), np.full((2, len(MEASURES)), math.nan)
     if unit_count >= MIN_UNITS and resamples:
         with warnings.catch_warnings():
-            # SciPy warns if no value varies. The result then has no interval.
+            # SciPy warns if all values are equal. The result then has no interval.
             warnings.simplefilter("ignore")
             bounds = np.stack(
                 extra("scipy.stats")

@@ -22,7 +22,7 @@ from grading.points import EXAMPLE_REMARK, Doubt, Grade
 from grading.report.grades import GradedClass
 from grading.rubric.rubric import Points, exact, plain
 
-BANDS = ("none", "partial", "full")  # parts of a criterion's range, by the points that the person gave
+BANDS = ("none", "partial", "full")  # whether the person gave the fewest possible points, some points or full points
 WHOLE, EVERY_CRITERION = "the total", "all criteria"  # labels that can't be the id of a criterion
 _LIKELIHOOD_BINS = 10
 
@@ -39,11 +39,11 @@ class Evaluation:
     title: str
     submissions: int
     agreements: Mapping[str, Sequence[Agreement]]
-    # For each kind of doubt, the numbers of submissions: flagged, flagged_wrong, unflagged, unflagged_wrong.
+    # For each kind of doubt, how many submissions are flagged, flagged_wrong, unflagged and unflagged_wrong.
     doubts: Sequence[Mapping[str, Any]]
-    # Pairs: how often a person gave the same points as the model, and the mean likelihood of these points.
+    # For each bin of likelihoods: the share of grades that equal the person's, and the mean likelihood.
     reliability: Sequence[Sequence[float]]
-    pairs: Sequence[GradePair]  # model and person
+    pairs: Sequence[GradePair]  # the model is the first grader, and the person the second
 
 
 def evaluate(
@@ -111,7 +111,7 @@ def evaluate(
     agreements = {
         part: [agreement(name, some, seed=seed) for name, some in named.items()] for part, named in parts.items()
     }
-    # Within a band, the points of one of the two graders hardly vary, so kappa has no meaning there.
+    # Within a band, one grader's points hardly vary, so kappa is not computed for bands.
     agreements["band"] = [
         replace(each, measures={**each.measures, "qwk": Estimate(None)}) for each in agreements["band"]
     ]

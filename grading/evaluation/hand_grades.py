@@ -17,8 +17,8 @@ from grading.rubric.rubric import MAX_POINTS, Points, total_points
 from grading.submissions.lms_names import student_id
 from grading.tables import cell, column, read_sheet, student, students
 
-TOTAL = ""  # takes the place of a criterion's id
-HandGrades = Mapping[tuple[str, str, str], Points]  # keys: submission, criterion, rater
+TOTAL = ""  # used in place of a criterion's id if the points are a total
+HandGrades = Mapping[tuple[str, str, str], Points]  # each key is (submission, criterion, rater)
 
 
 def read_hand_grades(data: bytes, label: str, total_column: str = "") -> HandGrades:

@@ -32,8 +32,9 @@ FORMATS: tuple[ExportFormat, ...] = (
     plain.FORMAT,
     feedback.FORMAT,
 )
-# The desk lists the plain table first, because this format needs no file from the LMS. Only the desk offers the replies
-# as a format.
+# The desk lists the plain table first, because this format needs no file from the LMS.
+#
+# Only the desk offers the replies to students' requests as a format.
 DESK_FORMATS = (*sorted(FORMATS, key=lambda export_format: export_format is not plain.FORMAT), requests.REPLIES)
 
 __all__ = [

@@ -191,7 +191,7 @@ def _facts(sheet: Sheet) -> tuple[int, int]:
         if "section" in name.casefold() and not _ASSIGNMENT_COLUMN.match(name)
     ]
     if column(header, "Student", "LastName", "Last Name") < 0 or id_column < 0 or not sections:
-        raise ExportError("the gradebook lacks a column Student, ID or Section; export it from Canvas again")
+        raise ExportError("the gradebook lacks a column: it needs Student, ID and Section; export it from Canvas again")
     return id_column, sections[0]
 
 
@@ -204,7 +204,7 @@ def _find_assignment_column(header: Sequence[str], last_fact: int, assignment: s
     columns = {index: header[index] for index in range(last_fact + 1, len(header)) if _takes_grades(header[index])}
     is_ambiguous = not assignment and len(columns) > 1
     matching_names = [] if is_ambiguous else matching_columns(columns.values(), assignment or title)
-    # If one name equals the requested name, the names that only contain it are ignored.
+    # If a column has exactly the requested name, columns whose longer names contain that name are ignored.
     candidates = [name for name in matching_names if name.strip() == assignment] or matching_names
     indices = [index for index, name in columns.items() if name in candidates]
     if len(indices) == 1:
@@ -235,7 +235,7 @@ def _factor(book: _Gradebook, total: Points, scale: bool) -> tuple[Decimal, list
     return possible / exact(total), [f"points are scaled from {total} to {possible}"]
 
 
-# --- what Canvas does with the points
+# --- notes about what Canvas does with the points
 
 
 def _drops(book: _Gradebook) -> list[str]:
@@ -267,8 +267,8 @@ def _fields(form: Form, names: Sequence[str]) -> Choices | None:
         return None
     columns = assignment_columns(gradebook)
     matching = matching_columns(columns, *names)
-    # The form selects the column with the class's title, or none. The position of a column says nothing about its
-    # content.
+    # The form preselects the column with the assignment's title, or no column. A column's position says nothing about
+    # its content.
     assignment = form.column("Assignment", columns, matching[0] if len(matching) == 1 else None)
     scale = form.flag("Scale the points to Canvas's, where those are others")
     return {"gradebook": gradebook, "assignment": assignment, "scale": scale} if assignment else None

@@ -20,7 +20,7 @@ FeedbackKind = Literal["md", "html"]
 
 WITHHELD_NOTICE = "(The feedback on this point is withheld; please ask your instructor.)"
 _EPOCH = (1980, 1, 1, 0, 0, 0)
-_NAME_BYTES = 230  # file systems allow 255 bytes; the rest is reserved for additions to the name
+_NAME_BYTES = 230  # file systems allow 255 bytes in a name; 25 are reserved for additions
 _MARKUP = re.compile(r"([\\`*_{}\[\]()#+!|~=-])")
 _STYLE = (
     "body{font:16px/1.5 system-ui,sans-serif;max-width:42rem;margin:2rem auto;padding:0 1rem}"

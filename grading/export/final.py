@@ -21,7 +21,7 @@ from grading.rubric.rubric import Points, exact, plain, total_points
 from grading.tables import Sheet, cell, differs
 from producers.words import join_with_and, plural
 
-EarlierGrades = Sequence[tuple[float, Mapping[str, Grade]]]  # when they were replaced, and the grades by id
+EarlierGrades = Sequence[tuple[float, Mapping[str, Grade]]]  # (time when the grades were replaced, grades by id)
 NEEDS_REVIEW = "needs review"
 _SHOWN_CHANGES = 5
 
@@ -55,10 +55,10 @@ class ExportFile:
 class FinalGrade:
     """One submission's grade after review. `points` is None exactly when `why_blank` gives a reason."""
 
-    grade: Grade  # as the models made it, with a doubt more if an approval has lapsed
-    criteria: tuple[CriterionGrade, ...]  # with a person's changes
+    grade: Grade  # as the models made it; if an approval has lapsed, it has one more doubt
+    criteria: tuple[CriterionGrade, ...]  # with the changes that a person made
     summary: str
-    points: Points | None  # less the penalty
+    points: Points | None  # after the penalty is subtracted
     why_blank: str
     is_reviewed: bool
     # Reasons for review that no decision has settled yet.
@@ -66,7 +66,7 @@ class FinalGrade:
     # The people who decided. Only files that stay with the instructor contain them.
     reviewers: tuple[str, ...] = ()
     penalty: Penalty | None = None  # for lateness
-    lapsed: str = ""  # why an approval does not count any more
+    lapsed: str = ""  # why an approval no longer counts
 
     @property
     def earned_points(self) -> Points | None:
@@ -181,7 +181,7 @@ def _why_lapsed(
     earlier: EarlierGrades,
 ) -> str:
     """Return why the approval of a grade does not count any more; "" if it counts."""
-    # A line without a time (0) is not older than anything.
+    # Time 0 means that the time of the approval is unknown. Then the earlier grades are not searched.
     old_grades = (grades[grade.id] for until, grades in earlier if 0 < approval.time < until and grade.id in grades)
     known = {item.id: item.points for item in next(old_grades, grade).criteria}
     seen, now = known if approval.seen is None else approval.seen, {item.id: item.points for item in criteria}
@@ -220,9 +220,9 @@ class FilledIn:
     owners: Mapping[str, Owner]  # by submission
     grades: Sequence[FinalGrade]
     rows: list[list[str]] = field(default_factory=list)
-    # Numbers of the people in the file.
+    # The ids that the LMS gave to the people in the file.
     listed_numbers: set[str] = field(default_factory=set)
-    # Ids of the grades whose cell in the file is allowed to change. Blank grades are included.
+    # Ids of the grades whose cells in the file may be changed. Blank grades are included.
     held_ids: set[str] = field(default_factory=set)
     kept_count: int = 0
     replacements: list[tuple[str, str, str]] = field(default_factory=list)  # student, old, new

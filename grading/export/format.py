@@ -40,7 +40,7 @@ class ExportOption:
     help: str
     argument: str = ""  # "": derived from the flag
     metavar: str | None = None
-    choices: tuple[str, ...] = ()  # of a choice
+    choices: tuple[str, ...] = ()  # the possible values, if the kind is "choice"
 
     @property
     def name(self) -> str:

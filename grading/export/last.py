@@ -74,7 +74,7 @@ def since_last(
     earlier = [export for _, export in lines if export.kind == kind]
     if not earlier:
         return SinceLast(current_export, None, ())
-    # All earlier exports count, because the last export can hold only the students of another section.
+    # All earlier exports are compared, because the last export may contain only the students of another section.
     before = {item: points for export in earlier for item, points in export.points.items()}
     after, last = current_export.points, earlier[-1]
     items = [*after, *(item for item in last.points if item not in now)]

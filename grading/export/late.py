@@ -123,8 +123,8 @@ def _days(rule: LateRule, submitted_at: datetime) -> int:
         return rule.days(submitted_at)
     except TypeError:
         raise ExportError(
-            "the due time and the times of submission can't be compared: write an offset (+01:00) in both, or in "
-            "neither"
+            "the due time and the times of submission can't be compared: write a UTC offset (such as +01:00) in both, "
+            "or in neither"
         ) from None
 
 
@@ -134,7 +134,8 @@ def _rows(data: bytes) -> list[_Row]:
     student_columns, time_column = students(sheet), column(sheet.rows[0], "submitted_at")
     if not student_columns or time_column < 0:
         raise ExportError(
-            "the table of times lacks columns: it needs submitted_at, and submission (or student_id, ID, Identifier)"
+            "the table of times lacks columns: it needs submitted_at, and one of submission, student_id, ID and "
+            "Identifier"
         )
     return [
         (number + 1, [name for place in student_columns if (name := student(sheet, number, place))], time)

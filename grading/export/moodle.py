@@ -98,7 +98,7 @@ def _fill_in(folder: Path, sheet: Sheet, grades: Sequence[FinalGrade]) -> Filled
         row = with_cell(row, grade, two_decimals(final.points, comma))
         return with_cell(row, comments, safe_html(feedback_fragment("", final))) if comments >= 0 else row
 
-    # Students read these comments, so an apostrophe that protects a spreadsheet must not be added to them.
+    # Students read these comments, so the comments must not contain the apostrophes that `safe_cell` adds.
     def as_students_read(row: list[str]) -> list[str]:
         comment = cell(row, comments)
         return with_cell(row, comments, safe_html(comment)) if safe_cell(comment) != comment else row

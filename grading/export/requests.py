@@ -54,11 +54,11 @@ class RequestReply:
 class Request:
     """A student's request, as somebody entered it."""
 
-    # Hash of submission, criterion and text. If a file is read twice, its requests get the same ids, and no request is
-    # added twice.
+    # Hash of submission, criterion and text. If a file is read twice, a request gets the same id again and is not added
+    # twice.
     id: str
     item_id: str  # `Grade.item_id`
-    criterion_id: str | None  # None: about the whole grade
+    criterion_id: str | None  # None: the request is about the whole grade
     text: str
     points: Points | None
     by: str = ""
@@ -140,7 +140,8 @@ def requests_from(folder: Path, data: bytes, grades: Sequence[FinalGrade], by: s
     )
     if not student_columns or text_column < 0:
         raise ExportError(
-            "the table of requests lacks columns: it needs request, and submission (or student_id, ID, Identifier)"
+            "the table of requests lacks columns: it needs request, and one of submission, student_id, ID and "
+            "Identifier"
         )
     roster, by_submission = read_rosters(kept_files(folder)), {final.submission: final for final in grades}
     by_name = {

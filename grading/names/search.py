@@ -27,10 +27,10 @@ from producers.batch.forms import ANY_SPELLING, PROMPT_FORM
 # Minimum number of letters in a whole name. A shorter name counts only if it is written like a name.
 MIN_LETTERS = 5
 MAX_WORDS = 6
-# A name with more letters than this is recognised only if all of it occurs.
+# A name with more letters than this is recognised only if the whole name occurs.
 _MAX_LETTERS = 60
 _MAX_WORD = 200
-_MIN_LABEL = 4  # a gap with fewer characters is too short for a label
+_MIN_LABEL = 4  # a shorter gap between two words has no room for a label such as "name"
 
 _MACHINES = frozenset(
     """
@@ -64,7 +64,7 @@ _Span = tuple[int, int, str]
 # The start and end of each word in a run. A run is a few neighbouring words that can form a name.
 _Run = tuple[tuple[int, int], ...]
 _Kind = Literal["part", "login"]
-# What must stand beside a word before the word counts as a person's name.
+# What a word must have beside it to count as a person's name.
 _Needs = Literal["nothing", "a mark", "a label", "the initial"]
 
 
@@ -74,11 +74,11 @@ class Student:
 
     stand_in: str
     platform_name: str  # the name as the learning platform writes it
-    number: str = ""  # the platform's
+    number: str = ""  # the student's id in the learning platform
     parts: set[tuple[str, str]] = field(default_factory=set)  # pairs of family and given name, in both orders
     of_words: bool = False  # whether each word of the name is a common word
-    is_ambiguous: bool = False  # so, or short
-    is_whole: bool = False  # whether it comes from a file's name; then only the whole name means a person
+    is_ambiguous: bool = False  # whether each word of the name is a common word, or the name is short
+    is_whole: bool = False  # whether the name is the name of a file; then only the whole name means the student
 
     @property
     def wholes(self) -> set[str]:
@@ -100,7 +100,7 @@ class _Form:
 
     kind: _Kind
     student: Student
-    initial: str = ""  # the other part's initial
+    initial: str = ""  # the initial of the other part of the name
     sure: bool = True
 
 
@@ -122,12 +122,12 @@ class _PartialMeanings:
     """
 
     meanings: list[_Meaning]
-    without_initials: list[_Meaning]  # the meanings of a word without a known initial beside it
+    without_initials: list[_Meaning]  # the meanings of the word if no known initial stands beside it
     common: bool
 
     def with_initials(self, initials: Collection[str]) -> list[_Meaning]:
         """Return what the letters mean beside these initials."""
-        # A label before a common word can show that it is a name. An initial shows nothing.
+        # A label can show that the common word after it is a name. An initial beside the word does not show this.
         if self.common:
             return self.meanings
         return [meaning for meaning in self.meanings if meaning.initial in initials] or self.without_initials
@@ -186,7 +186,7 @@ class Names:
 
     def replace_names(self, text: str, author: Student | None, present: set[Student]) -> str:
         """Return the text with all names replaced."""
-        # The longest span at each start. Of two spans with the same length, this is the first one.
+        # For each start, the longest span that begins at it. Of two spans with the same length, the first one counts.
         longest: dict[int, _Span] = {}
         for span in self._find_spans(text if self._old else without_markup(text), author, present):
             longest_span = longest.setdefault(span[0], span)
@@ -306,7 +306,7 @@ class Names:
         prefixes = self._prefixes
         runs: list[tuple[str, _Run]] = []  # the runs that end at the previous word
         end = 0
-        # Single letters occur in every text, and no name has only single letters.
+        # If only single letters were found, they are ignored: every text has some, and no name has only single letters.
         for match in WORD.finditer(text) if any(len(word) > 1 or not word.isascii() for word in words.values()) else ():
             spelling = words.get(match[0])
             if spelling is None:

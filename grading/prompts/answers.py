@@ -13,14 +13,14 @@ from messages.jobs import QuestionAnswer
 
 _AnswerT = TypeVar("_AnswerT")
 
-# Lengths in characters. The prompt asks for them, and the schema enforces them.
+# Maximum lengths in characters. The prompt asks for them, and the schema enforces them.
 EVIDENCE_CHARS = 160
 FEEDBACK_CHARS = 200
 SUMMARY_CHARS = 400
 
 
-# "not their own" means that the quote stands only in text that students were given: cells, template, instructions or
-# rubric.
+# "not their own" means that the quote occurs only in text that the students were given: cells, template, instructions
+# or rubric.
 Evidence = Literal["found", "not found", "none given", "not their own"]
 
 
@@ -49,9 +49,9 @@ class CriterionGrade:
     # Whether the feedback repeats the grading notes, the solution or the prompt. No student is allowed to see such
     # feedback.
     leaks: bool = False
-    # The likelihood of each step, computed from the model's probabilities.
+    # The likelihood of each possible number of points, computed from the model's probabilities.
     likelihoods: Mapping[str, float] = field(default_factory=dict)
-    min_points: Points = 0  # below 0 if the criterion can deduct points
+    min_points: Points = 0  # the fewest possible points; negative if the criterion can deduct points
 
     @property
     def distribution(self) -> Mapping[str, float]:
@@ -80,8 +80,8 @@ class ParsedAnswer:
     summary: str = ""
     # Why there is no summary.
     no_summary: str = ""
-    # The quote that addresses the grader, according to the model. The number is the likelihood of the answer "yes", or
-    # None if it is not known.
+    # The quote that addresses the grader, according to the model. The number is the likelihood of the answer "yes". It
+    # is None if the likelihood is unknown.
     passage: tuple[str, float | None] | None = None
 
 
@@ -154,7 +154,7 @@ def _max_bytes(schema: Mapping[str, Any], char_bytes: int, space_bytes: int) -> 
     if schema["type"] == "string":
         return 2 + int(schema["maxLength"]) * char_bytes + space_bytes
     members = [
-        # White space can follow each key, colon and comma. The last key has no comma.
+        # White space can follow each key, colon and comma. There is no comma after the last member.
         len(json.dumps(key)) + 2 + 3 * space_bytes + _max_bytes(value, char_bytes, space_bytes)
         for key, value in schema["properties"].items()
     ]

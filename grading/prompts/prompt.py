@@ -70,7 +70,7 @@ class ExampleSet:
     """The graded examples in a batch's prompts: classmates' work with a person's points for each criterion."""
 
     source: str  # digest of the hand grades from which the examples were chosen
-    fence: str  # fence around the examples, of the same form as around submissions
+    fence: str  # the fence around the examples: a code of the same form as the fence around a submission
     works: tuple[Submission, ...]
     points: Mapping[str, Mapping[str, Points]]  # points by submission and criterion
 
@@ -150,7 +150,7 @@ def has_control_tokens(text: str) -> bool:
     return _CONTROL.search(text) is not None
 
 
-# --- the class's part ---
+# --- the part of the prompt that is the same for the whole class ---
 
 
 def prefix(
@@ -259,7 +259,7 @@ def summary_style(style: str) -> list[str]:
     return [f"How to write the summary: {neutralise(style)}"] if style else []
 
 
-# --- the student's part ---
+# --- the part of the prompt that contains one student's work ---
 
 
 def _suffix(

@@ -22,7 +22,7 @@ from grading.prompts.prompt import answer_format, criterion_text, summary_style
 from grading.rubric.rubric import Aspect, Criterion, Rubric
 from producers.batch.forms import QUESTION_FORM
 
-# Names of the questions that are about no criterion. No criterion can have one of these ids.
+# Names of the questions that are not about a criterion. No criterion can have one of these names as its id.
 SUMMARY, PASSAGE = "summary", ".passage"
 
 

@@ -24,8 +24,7 @@ MIB = 1 << 20
 MAX_FILE_BYTES = 64 * MIB
 # Maximum number of bytes that are read of one student's files.
 MAX_SUBMISSION_BYTES = 2 * MAX_FILE_BYTES
-# Maximum number of uncompressed bytes that are read of a class's zip. It is as much as 32 students' files at their
-# limit.
+# Maximum number of uncompressed bytes that are read of a class's zip. This is 32 times the limit for one student.
 MAX_ZIP_BYTES = 4096 * MIB
 # Maximum number of files of one student.
 MAX_MEMBERS = 2_000
@@ -33,14 +32,14 @@ MAX_MEMBERS = 2_000
 MAX_ZIP_MEMBERS = 20_000
 # Maximum ratio of uncompressed size to compressed size. Notebooks reach about 40.
 MAX_RATIO = 200
-# Smaller files are allowed to have any ratio: they are harmless, and one repetitive output can have a high ratio.
+# Files up to this size may have any compression ratio: they are harmless, and a repetitive output can have a high one.
 RATIO_FREE_BYTES = 8 * MIB
 
 # zipfile reads the whole central directory and makes an object for each member. The central directory of 20,000 members
 # is smaller than this.
 _MAX_DIRECTORY_BYTES = 4 * MIB
 _CHUNK = 1 << 16
-# GitHub Classroom's list of the class is called classroom_roster.csv.
+# GitHub Classroom's list of students is called classroom_roster.csv.
 _CLUTTER = frozenset({"__macosx", "thumbs.db", "desktop.ini", "classroom_roster.csv"})
 # pip, npm, renv, packrat, git and Python fill these folders. They contain no student's work, but often thousands of
 # files.
@@ -57,10 +56,10 @@ _UNSAFE_CHARACTERS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 _BINARY_SHARE = 0.1
 # In UTF-16 text, one byte of each pair is NUL far more often than the other byte: at least this many times as often.
 _ASCII_SHARE = 10
-# Signs that text was wrongly read as Windows-1252: a byte that has no letter there; four letters with marks in a row
-# (from Cyrillic or Chinese text); the characters that umlauts and accents of Mac and DOS turn into; a capital after a
-# small letter; a sign within a word. Signs that people do put into words (d’été, col·lecció, word—word, a±b) do not
-# count.
+# Text was wrongly read as Windows-1252 if it contains one of these: a byte that is not a character there; four
+# non-ASCII characters in a row (from Cyrillic or Chinese text); a character that umlauts or accents of Mac or DOS turn
+# into; a capital after a small letter; a symbol inside a word. Symbols that people do write inside words (d’été,
+# col·lecció, word—word, a±b) do not count.
 _GIBBERISH = re.compile(
     r"[\x80-\x9f]|[^\x00-\x7f\s‘’“”«»…–—]{4}|[ŠšŽžŸˆ˜ƒ‡‰]|[a-zß-öø-ÿ][À-ÖØ-Þ]|[^\W\d_][„‚]"
     r"|[^\W\d_][“”†™¡-ª®-°²³¶¸-º¼-¿][^\W\d_]"
@@ -78,9 +77,9 @@ _GUESSED_ENCODINGS = [
     "cp1255",
     "cp1256",
 ]
-# Encodings of DOS and old Macs. In them, an accented letter has another byte than in Windows.
+# Encodings of DOS and old Macs. They use other bytes for accented letters than Windows does.
 _OLD_WESTERN_ENCODINGS = ("cp850", "mac_roman")
-# An encoding is guessed from pieces of the text. These are the limits for a piece's bytes and for the number of pieces.
+# An encoding is guessed from pieces of the text. These limit the bytes of a piece, and the number of pieces.
 _PIECE_BYTES, _MAX_PIECES = 4_000, 100
 _CONTROLS = re.compile(r"[\x01-\x08\x0e-\x1a\x1c-\x1f\x7f-\x9f]")
 _ENCRYPTED_FLAG = 0x1
@@ -105,7 +104,7 @@ class ArchiveEntry:
     # The path inside the folder or zip, with "/" between its parts. It can always be encoded as UTF-8.
     path: str
     load: Callable[[], bytes]  # returns at most MAX_FILE_BYTES; raises Unreadable
-    problem: str = ""  # known before reading
+    problem: str = ""  # a problem that is known before the file is read
     is_folder: bool = False
 
     @property
@@ -138,7 +137,7 @@ def open_entries(path: Path) -> Iterator[list[ArchiveEntry]]:
     Raises SubmissionError if the path does not exist, or the zip is invalid, has too many members, or expands to too
     much.
     """
-    # `Path.is_dir` raises an error for some paths. This function returns False for them.
+    # `Path.is_dir` raises an error for some paths. `os.path.isdir` returns False for them.
     if os.path.isdir(path):
         yield _unpack_zips(_folder_entries(path))
     elif not os.path.isfile(path):
@@ -307,7 +306,7 @@ class _BoundedReader(io.BufferedReader):
         byte_count = _MAX_DIRECTORY_BYTES + 1 if size is None or size < 0 else size
         data = super().read(min(byte_count, _MAX_DIRECTORY_BYTES + 1))
         if len(data) > _MAX_DIRECTORY_BYTES:
-            raise zipfile.BadZipFile("its directory is too large")
+            raise zipfile.BadZipFile("its list of files is too large")
         return data
 
 
@@ -445,7 +444,7 @@ def _is_path_trick(name: str) -> bool:
     parts = name.removesuffix("/").split("/")
     if "\\" in name or re.match(r"[A-Za-z]:", name) or _UNSAFE_CHARACTERS.search(name) or "\n" in name or "\t" in name:
         return True
-    return any(part in ("", ".", "..") for part in parts)  # "" also detects absolute paths
+    return any(part in ("", ".", "..") for part in parts)  # an absolute path has an empty part
 
 
 def _member_problem(info: zipfile.ZipInfo) -> str:

@@ -37,18 +37,18 @@ _HIDDEN_RUN = re.compile(
 # Word on the web names the main part document2.xml.
 _SHOWN_PART = re.compile(r"word/(?:document|footnotes|endnotes)\d*\.xml")
 _RUN_TEXT = re.compile(rb"<w:t(?:\s[^<>]*)?>([^<>]*)</w:t>")
-# Average number of characters on a page. If there are fewer, the pages are probably scans or drawings.
+# If the pages have fewer characters than this on average, they are probably scans or drawings.
 _THIN_CHARS = 80
 # A file whose label has one of these endings can be an export of another file.
 _EXPORTS = ("(.pdf)", "(.docx)")
-# Source files with more characters are not compared with exports.
+# Source files with more characters than this are not compared with exports.
 _MAX_COMPARED = 1_000_000
-# The text that printing a notebook adds: cell numbers, and a mark where a long line goes on.
+# The text that is added when a notebook is printed: cell numbers, and a mark where a long line continues.
 _PRINTED = re.compile(r"(?:\b(?:in|out) ?)?\[[\d ]*\]:|↪\s*→?")
 _TYPESET = str.maketrans({**dict.fromkeys("‐‑‒–—―−", "-"), **dict.fromkeys("\"'`‘’“”„«»•", " "), "ˆ": "^", "∗": "*"})
-# Markdown signs, which a rendered page does not show.
+# Markdown characters, which a rendered page does not show.
 _MARKUP = re.compile(r"[*_#~|$\\\[\]()<>]+")
-# Word writes UTF-8. In another encoding, the search for forbidden declarations could miss them.
+# Word writes UTF-8. In another encoding, the search for forbidden declarations could miss a declaration.
 _OTHER_ENCODING = re.compile(rb"<\?xml[^>]{0,200}encoding\s*=\s*[\"'](?!utf-8[\"']|us-ascii[\"'])", re.IGNORECASE)
 _COMMAND = "pip install 'kvasir-inference[documents]'"
 
@@ -92,7 +92,7 @@ def _check_package(data: bytes) -> None:
         files = archive.infolist()
         if len(files) > _MAX_FILES or sum(file.file_size for file in files) > _MAX_EXPANDED:
             raise Unreadable("it is not read, because its content is larger than a document needs")
-        for file in files:  # reading gives no more bytes than this declared size, even if the size is wrong
+        for file in files:  # zipfile reads no more bytes than the declared size, even if that is wrong
             if file.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
                 raise Unreadable("its compression is unusual and can't be read; save it again in Word")
             if file.filename.lower().endswith((".xml", ".rels")):
@@ -105,7 +105,7 @@ def _check_package(data: bytes) -> None:
 
 def _check_xml(xml: bytes) -> None:
     if len(xml) > _MAX_XML or xml.count(b"<") > _MAX_TAGS:
-        raise Unreadable("it holds more than a document needs; hand in only the text")
+        raise Unreadable("it contains more than a document needs; hand in only the text")
     if (
         b"<!DOCTYPE" in xml
         or b"<!ENTITY" in xml
@@ -130,8 +130,8 @@ def read_pdf(data: bytes, _suffix: str = "") -> Submission:
         "lzw_maximum_output_length": _MAX_PAGE_BYTES,
         "run_length_maximum_output_length": _MAX_PAGE_BYTES,
         "stream_parsing_work_maximum_count": _MAX_OPERATORS,
-        # If this limit were reached, pypdf would silently leave out text. So it is higher than the limit that
-        # `_PdfWork` checks.
+        # At this limit, pypdf would silently leave out text. So the limit is higher than the one that `_PdfWork`
+        # checks.
         "xform_maximum_invocations_per_extraction": 2 * _MAX_DRAWINGS,
         "jbig2dec_binary": None,  # no external program is started
     }
@@ -188,7 +188,7 @@ class _PdfWork:
     def check(self) -> None:
         """Raise Unreadable if there is more than a document needs."""
         if self.operators > _MAX_OPERATORS or self.drawings > _MAX_DRAWINGS:
-            raise Unreadable("it holds more than a document needs; hand in only the text")
+            raise Unreadable("it contains more than a document needs; hand in only the text")
 
 
 def without_exports(files: Sequence[tuple[str, Submission]]) -> list[tuple[str, Submission]]:

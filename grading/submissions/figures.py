@@ -22,7 +22,7 @@ MAX_FIGURE_BYTES = 4 * MIB
 _TOKEN = re.compile(r"taken ([0-9]{1,4})")
 _PLACE = re.compile(r"(?:file ([0-9]{1,5}) \([^)]*\), )?cell ([0-9]{1,6})(?:, output(?: ([0-9]{1,6}))?)?")
 
-# The numbers of file, cell and output. File 0 means that there is only one file. Output 0 means the cell itself.
+# (file number, cell number, output number). File 0 means that there is only one file. Output 0 means the cell itself.
 Place = tuple[int, int, int]
 
 

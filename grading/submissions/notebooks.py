@@ -20,7 +20,7 @@ from grading.submissions.submission import PartKind, Submission, SubmissionPart
 from grading.submissions.visible import visible_text
 from producers.words import plural
 
-# A notebook's own name for its kernel is the student's text, so only the names in this table are used.
+# A student can change the name of the kernel in a notebook, so only the names in this table are used.
 _LANGUAGES = {
     "r": "R",
     "ir": "R",
@@ -56,7 +56,7 @@ _ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b\n]{0,1000}(?:\x07|\
 _DATA_URI = re.compile(r"data:[\w.+-]{1,60}/[\w.+-]{1,60};base64,[A-Za-z0-9+/=%]*")
 _ANY_TAG = re.compile(r"<[!?/]?[A-Za-z][^<>]*>|<!?--|<[!/A-Za-z][^<>]*\Z")
 _SPACE = re.compile(r"\s+")
-# A reference with this many digits is too long for a valid character, and Python refuses to convert very long numbers.
+# A character reference with so many digits can't be valid, and Python refuses to convert very long numbers.
 _LONG_REFERENCE = re.compile(r"&#[0-9]{9,};?")
 _CELL_END = re.compile(r"</t[dh]\b[^<>]*>", re.IGNORECASE)
 _BREAK = re.compile(
@@ -69,10 +69,11 @@ _MAX_STRINGS, _MAX_VALUES, _MAX_NESTS = 600_000, 600_000, 200_000
 # Limits in characters, before cleaning: for all parts of one kind together, and for one part.
 _MAX_SCANNED, _MAX_PART = 4 * MIB, 720_000
 _MAX_MARKUP = MIB // 2
-# Maximum number of marks on one letter, which is also Unicode's limit. The time to sort a run of marks grows with the
-# square of its length.
+# Maximum number of accents and other combining marks on one letter, which is also Unicode's limit. The time to sort the
+# marks of a letter grows with the square of their number.
 _MAX_MARKS = 30
-# Possessive quantifiers store no backtracking points. Otherwise a string of 60 MiB would need one for each escape.
+# Possessive quantifiers store no backtracking points. Other quantifiers would store one for each escape sequence, and a
+# string can have 60 MiB.
 _IN_STRING = rb'[^"\\]*+(?:\\.[^"\\]*+)*+"'
 _PICTURE = re.compile(rb'("(?:image/[a-z.+-]{1,40}|application/pdf|png|jpeg)"\s{0,9}:\s{0,9}")' + _IN_STRING)
 _STRING = re.compile(b'"' + _IN_STRING)
@@ -104,7 +105,7 @@ def pictures_in(text: str) -> Iterator[tuple[str, Any]]:
             (_of_output(location, index, outputs), as_dict(output.get("data")))
             for index, output in enumerate(outputs, 1)
         ]
-        # The forms of one output show the same picture, so only one of them is taken.
+        # An output can contain the same picture in several formats, so only one of them is taken.
         for place, forms in (*attachment_forms, *output_forms):
             if kind := next((kind for kind in ("image/png", "image/jpeg") if kind in forms), ""):
                 yield place, forms[kind]
@@ -261,7 +262,7 @@ class _NotebookReader:
     scanned_chars: Counter[PartKind] = field(default_factory=Counter)
     # Locations of the hidden tests that were left out.
     hidden_tests: list[str] = field(default_factory=list)
-    # Locations of hidden tests that nbgrader has not marked as hidden.
+    # Locations where the text left out may not be a hidden test, because nbgrader has not marked the cell as graded.
     doubtful: list[str] = field(default_factory=list)
 
     def submission(self, notebook: Mapping[str, Any]) -> Submission:
@@ -408,7 +409,8 @@ def html_to_text(markup: str) -> tuple[str, int]:
 
     There is one line for each table row or block.
     """
-    # The tag stays, so that the picture is counted. Its alternative text goes, because a browser does not show it.
+    # A picture's tag stays, so that the picture is counted. Its alternative text is removed, because a browser does not
+    # show it.
     markup = _PICTURE_TAG.sub(r"<\1>", markup)
     shown = visible_text(markup, "html").shown(markup, with_markup=True)
     text = _ANY_TAG.sub("", _BREAK.sub("\n", _CELL_END.sub(" | ", _SPACE.sub(" ", shown))))

@@ -65,20 +65,21 @@ _MAX_PARTS = 10_000
 _VERY_LONG = "very long"
 # Limit for one file that is not a notebook.
 _MAX_TEXT_BYTES = MIB // 2
-# Limit for all files of a student together. A notebook counts a quarter of its bytes, and a document a sixteenth.
+# Limit for all files of a student together. Of a notebook's bytes only a quarter counts, and of a document's bytes only
+# a sixteenth.
 MAX_FOLDER_BYTES = 4 * MIB
 _DATA_URI = re.compile(rb"(data:[\w.+-]{1,60}/[\w.+-]{1,60};base64,)[A-Za-z0-9+/=%]*")
 # First lines of a Git LFS pointer, in each version of the specification (git-lfs/git-lfs, docs/spec.md).
 _LFS_POINTER = (b"version https://git-lfs.github.com/spec/", b"version https://hawser.github.com/spec/")
-# A text with nothing but an address. The address can also be a Markdown link.
+# A text that consists only of a URL, or only of a Markdown link.
 _ONLY_LINK = re.compile(r"(?:\[[^\]\n]{0,300}\]\()?<?((?:https?://|www\.)[^\s<>]{1,2000}?)>?\)?", re.IGNORECASE)
-# If a student hands in an address, Canvas's file is a page that redirects to it (canvas-lms,
+# If a student hands in a URL, the file from Canvas is a page that redirects to that URL (canvas-lms,
 # app/views/assignments/redirect_page.html.erb).
 _REDIRECT = re.compile(
     r"""<meta\s{1,9}http-equiv=["']?refresh["']?\s{1,9}content=["']?\d{1,9};\s{0,9}url=([^"'<>\s]+)""", re.IGNORECASE
 )
-# If a student types a text, Canvas's page (text_entry_page.html.erb) has the names of assignment and author in its
-# title, and again in its heading.
+# If a student types a text into Canvas, the file is a page (text_entry_page.html.erb) with the names of assignment and
+# author in its title, and again in its heading.
 _PAGE_HEADING = re.compile(r"<title>(.{0,999}?)</title>\s*</head>\s*<body>\s*<h1>\1</h1>")
 # Types of file that contain no answer: pictures, and the usual files of a project. If the submission has other work,
 # such a file gets only a note. For any other unreadable file, a person is asked whether it is work.
@@ -87,7 +88,7 @@ _NO_ANSWER = frozenset(
     | {".lock", ".toml", ".yml", ".yaml", ".cfg", ".ini", ".bib", ".log", "license", "makefile", "dockerfile"}
 )
 _TINY_BYTES = 100  # smaller files can be equal by chance
-_MOODLE_FOLDER = "_assignsubmission_"  # occurs in the name of each student's folder
+_MOODLE_FOLDER = "_assignsubmission_"  # occurs in the name of each student's folder from Moodle
 
 
 def inputs_inside(folder: Path, input_files: Mapping[str, Path | None]) -> dict[str, str]:
@@ -528,7 +529,7 @@ def _prose(text: str, suffix: str) -> Submission:
 def _page(text: str, _suffix: str) -> Submission:
     """Read what a student typed into the LMS's editor, or the address that was entered there."""
     if redirect := _REDIRECT.search(text):
-        return text_document(redirect[1])  # Canvas does not escape the address
+        return text_document(redirect[1])  # Canvas does not escape the URL
     markup = _PAGE_HEADING.sub("</head><body>", text)
     hidden_passages = visible_text(markup, "html").hidden_passages[:MAX_PASSAGES]
     doubts = tuple(f"hidden text left out: “{passage}”" for passage in hidden_passages)

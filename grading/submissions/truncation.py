@@ -18,9 +18,9 @@ Count = Callable[[str], int]
 
 # Outputs are cut first, and code is cut last.
 _KINDS: tuple[PartKind, ...] = ("output", "text", "code")
-# Share of the kept text that comes from the beginning, because the beginning says what the part is.
+# This share of the kept text is taken from the beginning, because the beginning says what the part is.
 _HEAD_SHARE = 0.6
-# A cut that uses this share of the allowance is good enough, and no other cut is tried.
+# A cut that uses at least this share of the allowance is good enough, and no other cut is tried.
 _GOOD_FIT = 0.85
 _TRIES = 5
 _LINE_SHARE = 0.2  # a cut moves to a line's end if that removes at most this share of the text
@@ -114,7 +114,7 @@ class _Cutter:
             return [(part, None) for part in parts]
         self.marker_tokens = self.count(f"\n{_marker(sum(sizes), len(parts))}\n")
         level = water_level([min(size, self.max_part_tokens) for size in sizes], self.budget)
-        min_tokens = 2 * self.marker_tokens  # with fewer tokens than this, a part would be little more than its marker
+        min_tokens = 2 * self.marker_tokens  # with fewer tokens, a part would be little more than the marker of its cut
         if min(level, self.max_part_tokens) >= min_tokens:
             return [
                 self._fit(part, size, min(level, self.max_part_tokens)) for part, size in zip(parts, sizes, strict=True)

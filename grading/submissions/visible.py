@@ -35,7 +35,7 @@ _TOKEN = re.compile(
     """,
     re.MULTILINE | re.VERBOSE,
 )
-# The patterns for each kind of text.
+# The pattern that finds markup, for each kind of text.
 _TOKENS = {"text": _TOKEN, "html": re.compile(f"(?=<)(?:{_TOKEN.pattern})", _TOKEN.flags)}
 _LINE_START = re.compile(r"(?:\A|\n) {0,3}<\Z")
 _HIDING = re.compile(
@@ -126,7 +126,7 @@ def _end(match: re.Match[str], text: str) -> int:
     """Return where the element that a piece of markup begins ends."""
     if match["group"] is not None:
         return _group_end(text, match.end(), bool(match["group"]))
-    # Inline code ends on the line where it begins. A mark on a later line could belong to another paragraph.
+    # Inline code ends on the line where it begins. A backtick on a later line could belong to another paragraph.
     if tick := match["tick"]:
         line_end = text.find("\n", match.end())
         found = re.compile(f"(?<!`){tick}(?!`)").search(text, match.end(), line_end if line_end >= 0 else len(text))

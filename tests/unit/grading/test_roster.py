@@ -453,7 +453,7 @@ def test_answers_are_kept_and_the_last_one_counts(tmp_path: Path) -> None:
     assert (tmp_path / ANSWERS).read_text("utf-8").count("\n") == 2
     with pytest.raises(UsageError, match="more than one"):
         people.find("Jordan Smith")
-    with pytest.raises(UsageError, match="nobody"):
+    with pytest.raises(UsageError, match="no person or group"):
         people.find("Nora Nemo")
 
 

@@ -264,7 +264,7 @@ def test_a_directory_too_large_for_the_members_allowed_is_not_parsed(tmp_path, m
     monkeypatch.setattr(archives, "_MAX_DIRECTORY_BYTES", 1000)
     path = make_zip(tmp_path / "class.zip", {f"{i}.R": "1" for i in range(100)})
 
-    with pytest.raises(SubmissionError, match="its directory is too large"):
+    with pytest.raises(SubmissionError, match="its list of files is too large"):
         read_submissions(path)
 
 
