@@ -98,8 +98,8 @@ def evaluate(
     pairs = [pair for points in by_rater.values() for pair in pairs_of(by_model, points)]
     if not pairs:
         raise EvaluationError(
-            "no submission has both a hand grade and a model's points: give the submissions the same names as in "
-            "the batch"
+            "no submission has both a hand grade and a model's points: enter hand grades, for the submission names "
+            "of the batch"
         )
     parts = {
         "model": by_name(pairs),
