@@ -179,7 +179,7 @@ def save_file(folder: Path, name: str, data: bytes) -> Path:
 def _plain(name: str) -> str:
     plain = _UNSAFE.sub("_", PurePosixPath(name.replace("\\", "/")).name).strip(". ")
     if not plain:
-        raise InputError(f"{name!r:.60} can't be the name of a file; rename the file")
+        raise InputError(f"the desk can't store a file named {name!r:.60}; rename it")
     return plain
 
 

@@ -37,8 +37,8 @@ _ARGUMENTS_PATTERN = re.compile(r'\{"(' + _MARKER + r'[a-j]+x)": ?0\}')
 _CALL_ID = "call00000"
 _AS_LETTERS = str.maketrans("0123456789", "abcdefghij")
 _PADDING = " \n"
-# Samples of text that can follow the part of a prompt that all students share. The last tokens of this part can depend
-# on the text that follows. Tokens that do so don't count as shared.
+# Samples of text to put after the prefix that all students' prompts share. The last tokens of the prefix can change
+# with the text that follows. Tokens that change don't count as shared.
 _FOLLOWERS = ("", "a", "A", "0", " ", " a", "\n", "\n\n", ".", "_", "'s", "é", "语")
 MEMORY_SIZE = 64
 

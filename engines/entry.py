@@ -35,7 +35,7 @@ class EngineOptions:
     threads: int = 0  # number of CPU threads; 0: the engine chooses
     allow_external: bool = False  # whether prompts are allowed to go to a server outside private networks
     api_key: str = field(default="", repr=False)  # the key for a server that requires one
-    prefill_slots: int = 1  # how many prompts prefill computes together, if the engine can batch them
+    prefill_slots: int = 1  # how many prompts the engine prefills in one batch, if it can
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

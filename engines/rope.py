@@ -10,9 +10,9 @@ from dataclasses import dataclass
 # sine by ten times that. Truncating YaRN's ramp changes frequencies by a few percent, and any other setting changes
 # them by more.
 TOLERANCE = 1e-4
-# How many digits of each frequency are part of a family's name. Names must be equal, so no tolerance is possible. Two
-# configurations of one model always differ in these digits of some frequency. For about one model in a thousand, two
-# engines round a frequency to different digits, and the transfer is refused.
+# How many digits of each frequency are part of a family's name. Names are compared exactly, so there is no tolerance.
+# This many digits are enough: two configurations of one model differ in at least one frequency. The price: for about
+# one model in a thousand, two engines round a frequency differently, and the transfer is refused.
 _NAMED_DIGITS = 3
 
 

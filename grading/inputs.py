@@ -182,7 +182,7 @@ def _choose(works: Mapping[str, Submission], graded: _Graded, rubric: Rubric, ro
 
 def _beside_boundaries(criterion: Criterion, graded: _Graded, sizes: Mapping[str, int]) -> list[str]:
     longest_first = sorted(graded, key=lambda name: -sizes[name])
-    # Of several works with the same points, the last one replaces the others, so the shortest work stays.
+    # Of works with the same points, a later entry replaces an earlier one. So the shortest work stays.
     shortest = {graded[name][criterion.id]: name for name in longest_first}
     boundaries = sorted(
         itertools.pairwise(sorted(shortest)), key=lambda pair: abs(sum(pair) - criterion.points - criterion.minimum)

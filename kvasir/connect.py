@@ -104,7 +104,8 @@ def _local_client(settings: Settings, models: Sequence[str], observe: Callable[[
     is_closing = threading.Event()
 
     def tell(event: Event) -> None:
-        if not is_closing.is_set():  # jobs returned while closing end with this process, so nothing is reported
+        # A job that is returned during `close` ends with this process. That is not worth a report.
+        if not is_closing.is_set():
             observe(event)
 
     def load(model: ModelSettings) -> Engine:

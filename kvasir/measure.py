@@ -84,7 +84,7 @@ def measure(
     settings = global_options.settings()
     if only_links:
         require_cluster(settings, "measure --links")
-        # If both services run on one machine, the store's figures are kept, because they come last.
+        # If both services run on one machine, the store's figures replace the broker's.
         links = {link.peer: link for link in measured_links(settings)}
         say("\n".join(map(link_text, links.values())))
         keep(_file(), "links", {peer: asdict(link) for peer, link in links.items()})

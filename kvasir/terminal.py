@@ -171,7 +171,7 @@ def print_groups(sayings: Iterable[tuple[str, str, str]], where_all: str = "--js
 
     Texts that differ only in numbers are joined. There is room for a dozen lines; the most frequent text comes first.
     """
-    # heading -> text without its numbers -> name -> whole text
+    # groups[heading][text without numbers][name] is the whole text.
     groups: dict[str, dict[str, dict[str, str]]] = {}
     for heading, name, text in sayings:
         groups.setdefault(heading, {}).setdefault(_FIGURES.sub("…", text), {})[name] = text

@@ -466,7 +466,7 @@ class QuestionAnswer:
     finish_reason: str = ""
     state: State = "succeeded"
     evaluated_tokens: int = 0  # prompt tokens computed for this answer, according to the engine's own counter
-    likelihoods: tuple[float, ...] = ()  # for each value of the first enum, its share of the probability; (): not known
+    likelihoods: tuple[float, ...] = ()  # the probability share of each value of the first enum; empty if not known
 
     def __post_init__(self) -> None:
         if not isinstance(self.likelihoods, tuple):

@@ -273,7 +273,7 @@ def _points(folder: Path, criteria: Sequence[Criterion], item: Item, cells: Mapp
         state["hand criterion"] = next((id for id in ids if not cells[id]), "done")
     for criterion, next_id in zip(drawn_criteria, [*ids[1:], "done"], strict=True):
         field = f"hand {item.item_id} {criterion.id}"
-        # The field shows the sheet's value. The exception is a value that was just typed and refused: it stays visible.
+        # The field shows the sheet's value, unless a value was just typed and refused: then that value stays visible.
         if state.get("hand seen", {}).get(field) != cells[criterion.id] or field not in state:
             state.setdefault("hand seen", {})[field] = cells[criterion.id]
             state[field] = float(cells[criterion.id].replace(",", ".")) if cells[criterion.id] else None

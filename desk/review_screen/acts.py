@@ -136,7 +136,7 @@ class Acts:
         own = self._own.get((act.sender, act.item_id))
         version = own.last if own and act.version in own.versions else act.version
         if version != version_seen(row, standing):
-            raise ReviewConflict("somebody has decided on this submission, or it was graded again, meanwhile")
+            raise ReviewConflict("somebody has decided on this submission since, or it was graded again")
         append_override(self._folder, *(replace(each, version=version.partition(".")[0]) for each in decisions))
         self._note(act, version, _version(rows_of, act))
         self._undoable[act.id] = act.item_id, list(standing.values()), _version(rows_of, act)

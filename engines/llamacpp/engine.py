@@ -272,8 +272,8 @@ class LlamaCppEngine:
         with self._exchange_file() as path:
             self._server.post(f"/slots/{slot}?action=save", {"filename": path.name}, stop)
             try:
-                # The file is memory-mapped, so that only its blocks are copied, not the whole file. The mapping stays
-                # readable after the file is deleted.
+                # The file is memory-mapped, so that only the KV blocks in it are copied, not the whole file. The
+                # mapping stays readable after the file is deleted.
                 data = np.memmap(path, np.uint8, "r")
             except (OSError, ValueError) as error:  # ValueError means that the file is empty
                 raise KVTransferFailed(f"the server's slot file is not in {path.parent}: {error}") from None

@@ -106,7 +106,7 @@ def make_slot_folder(parent: Path) -> tuple[Path, Callable[[], None]]:
                 os.close(lock)
     folder = Path(tempfile.mkdtemp(prefix=_SLOT_FOLDERS, dir=parent))
     lock = -1
-    # Some file systems have no locks. There, no other process can lock this folder, so none deletes it.
+    # A process deletes a folder only after it has locked it. On a file system without locks, no other process can.
     with suppress(OSError):
         lock = _lock(folder)
 

@@ -69,8 +69,8 @@ def parse_weights(weights: str) -> tuple[str, str]:
     if match is None:
         quotation = "what was given" if "@" in weights else f"{weights!r:.100}"
         raise ConfigError(
-            f"weights of the openai engine look like 'http://127.0.0.1:8000/v1/MODEL', not {quotation}; "
-            "the model's name stands after /v1/"
+            f"for the openai engine, weights must be a URL such as 'http://127.0.0.1:8000/v1/MODEL', not {quotation}; "
+            "put the model's name after /v1/"
         )
     return match[1], match[2]
 

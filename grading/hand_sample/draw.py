@@ -309,8 +309,8 @@ def draw_more(folder: Path) -> Draw:
         record = load_draw(folder)
         if record.looks == len(record.plan.sizes):
             raise BoundError(
-                f"the draw planned only {record.size} grades. Larger samples must be planned at the draw (--draw "
-                "30,60), because each further size makes the bound looser"
+                f"the sample was drawn for {record.size} grades only. To look again at a larger sample, name both "
+                "sizes when you draw (--draw 30,60): the bound depends on how often you look"
             )
         extended_record = replace(record, looks=record.looks + 1)
         _extend_sheet(folder, extended_record, _read_rows(folder / SHEET))

@@ -53,7 +53,7 @@ class Submission:
     link: str = ""
     # Kinds of files that were not read, because they are nobody's work, such as `venv`.
     ignored_kinds: tuple[str, ...] = ()
-    file_digests: tuple[str, ...] = ()  # digests of all but tiny files; equal files have equal digests
+    file_digests: tuple[str, ...] = ()  # digests of the files, except tiny ones; equal files have equal digests
 
     @property
     def empty(self) -> bool:

@@ -177,7 +177,7 @@ def _print_draw(batch: Path, draw: Draw, as_json: bool) -> int:
     return 0
 
 
-# --- output of the bound ---
+# --- printing the bound ---
 
 
 def _print_bound(result: Bound, warnings: list[str]) -> None:

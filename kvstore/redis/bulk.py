@@ -425,7 +425,8 @@ class Arena:
             chunk = self._idle.pop()
         except IndexError:
             chunk = _fresh_chunk()
-        array = np.frombuffer(chunk, np.uint8)  # views of the array, and arrays over those views, keep the chunk in use
+        # The chunk becomes idle when there is no view of this array left, nor an array over such a view.
+        array = np.frombuffer(chunk, np.uint8)
         weakref.finalize(array, self._idle.append, chunk).atexit = False
         return array.data
 

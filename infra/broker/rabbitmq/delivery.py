@@ -93,7 +93,7 @@ class Holder:
             self.raw.close()
 
     def _send_acks(self) -> None:
-        # Clear this flag before reading the acks. An ack that is added later then submits another task.
+        # Clear this flag before reading the acks, so that an ack that is added afterwards submits a new task.
         self._are_acks_due = False
         tags = [self._acks.popleft() for _ in range(len(self._acks))]
         if tags and self.raw is not None and self.raw.is_open:

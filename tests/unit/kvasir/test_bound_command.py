@@ -151,7 +151,7 @@ def test_looks_that_were_planned_cost_and_others_are_refused(capsys: pytest.Capt
     assert rows()[29]["works (0 to 3)"] == ""
     capsys.readouterr()
     assert bound("--more") == 2
-    assert "must be planned at the draw" in " ".join(capsys.readouterr().err.split())
+    assert "name both sizes when you draw" in " ".join(capsys.readouterr().err.split())
 
 
 def spoil(what: str) -> None:
