@@ -251,6 +251,12 @@ def test_a_hostile_notebook_is_text_and_pictures(
             *("a", "b"),
         ]
         assert browser.evaluate(SCROLLS_INSIDE) == []
+        tiny = "document.querySelectorAll('.work-plot')[1].getBoundingClientRect().width"
+        assert browser.evaluate(tiny) == 30
+        browser.press("css", ".work-plot", nth=1)
+        assert browser.evaluate(tiny) > 200, "a click makes it larger"
+        browser.press("css", ".work-plot", nth=1)
+        assert browser.evaluate(tiny) == 30
         assert browser.evaluate("document.querySelector('[data-testid=stMain]').scrollWidth") <= width
         colour = "getComputedStyle(document.querySelector('.work-k')).color"
         assert browser.evaluate(colour) == ("rgb(138, 31, 156)" if scheme == "light" else "rgb(224, 160, 240)")
