@@ -96,12 +96,11 @@ def accept_grade(grade: Grade, reviewer: str = "", overrides: Overrides = Mappin
 
     Raises ReviewError if there are no points to approve.
     """
-    stands = (whole.points, whole.feedback) if (whole := overrides.get(None)) else (None, None)
-    seen = _seen_points(grade, overrides)
-    if stands[0] is None and None in seen.values():
-        missing_ids = ", ".join(id for id, points in seen.items() if points is None)
-        raise ReviewError(f"{missing_ids}: there are no points to accept; give points first")
-    return Override(grade.item_id, None, *stands, ACCEPTED_REASON, reviewer, seen=seen)
+    whole, points_by_id = overrides.get(None), _seen_points(grade, overrides)
+    stands = (whole.points, whole.feedback) if whole else (None, None)
+    if stands[0] is None and (missing_ids := [id for id, points in points_by_id.items() if points is None]):
+        raise ReviewError(f"{', '.join(missing_ids)}: there are no points to accept; give points first")
+    return Override(grade.item_id, None, *stands, ACCEPTED_REASON, reviewer, seen=points_by_id)
 
 
 def _seen_points(grade: Grade, overrides: Overrides) -> dict[str, Points | None]:
@@ -150,11 +149,6 @@ def _override(
         return None
     if item and points is not None and not (math.isfinite(points) and item.min_points <= points <= item.max_points):
         raise ReviewError(f"{item.id}: points must be from {item.min_points} to {item.max_points}, not {points}")
-    criterion_id = item.id if item else None
-    return Override(grade.item_id, criterion_id, points, text, _require_reason(change.reason), reviewer)
-
-
-def _require_reason(reason: str) -> str:
-    if not reason.strip():
+    if not change.reason.strip():
         raise ReviewError("the change has no reason: write a short reason for the change")
-    return reason.strip()
+    return Override(grade.item_id, item.id if item else None, points, text, change.reason.strip(), reviewer)

@@ -127,8 +127,8 @@ class Acts:
             decisions = make_overrides(row.final.grade, standing, act.changes, reviewer)
             # A decision about the summary settles the whole already.
             if act.kind == "accept" and all(decision.criterion_id for decision in decisions):
-                changed = {decision.criterion_id: decision for decision in decisions}
-                decisions.append(accept_grade(row.final.grade, reviewer, {**standing, **changed}))
+                new_overrides = {**standing, **{decision.criterion_id: decision for decision in decisions}}
+                decisions.append(accept_grade(row.final.grade, reviewer, new_overrides))
         except BatchError as error:  # for example a text that is too long
             raise ReviewError(str(error)) from None
         if all(_is_same(decision, standing.get(decision.criterion_id)) for decision in decisions):

@@ -176,26 +176,25 @@ def phrases_of(rows: Iterable[Row], overrides_by_item: Mapping[str, Overrides]) 
     """
     reasons: dict[tuple[str, str], Counter[str]] = defaultdict(Counter)
     comments: dict[str, Counter[str]] = defaultdict(Counter)
-    written: dict[str, Counter[str]] = defaultdict(Counter)  # by the model
+    model_texts: dict[str, Counter[str]] = defaultdict(Counter)
     for row in rows:
         grade = row.final.grade
-        given_points = {item.id: item.points for item in grade.criteria}
-        texts = {"": grade.summary} | {item.id: item.feedback for item in grade.criteria}
-        for id, text in texts.items():
-            written[id][text.strip()] += 1
-        for id, override in ((id or "", each) for id, each in overrides_by_item.get(grade.item_id, {}).items()):
-            if override.reason != ACCEPTED_REASON and not override.reason.startswith(ROUND_REASON):
-                is_reworded = override.feedback not in (None, texts.get(id, "").strip())
+        by_model = [("", None, grade.summary), *((item.id, item.points, item.feedback) for item in grade.criteria)]
+        for id, points, text in by_model:
+            model_texts[id][text.strip()] += 1
+            override = overrides_by_item.get(grade.item_id, {}).get(id or None)
+            if override and override.reason != ACCEPTED_REASON and not override.reason.startswith(ROUND_REASON):
+                is_reworded = override.feedback not in (None, text.strip())
                 # this reason is given to many submissions at once, so it explains none of them
                 if override.reason != TOGETHER_REASON:
-                    reasons[id, _kind(given_points.get(id), override, is_reworded)][override.reason] += 1
+                    reasons[id, _kind(points, override, is_reworded)][override.reason] += 1
                 if override.feedback and is_reworded:
                     comments[id][override.feedback] += 1
     return {
         "reasons": {
-            id: {kind: _by_use(reasons[id, kind], default) for kind, default in _REASONS.items()} for id in written
+            id: {kind: _by_use(reasons[id, kind], default) for kind, default in _REASONS.items()} for id in model_texts
         },
-        "comments": {id: _comments_of(comments[id], texts) for id, texts in written.items()},
+        "comments": {id: _comments_of(comments[id], texts) for id, texts in model_texts.items()},
     }
 
 
@@ -224,10 +223,10 @@ def _kind(points: Any, override: Override, is_reworded: bool) -> str:
     return "lowered" if points is not None and override.points < points else "raised"
 
 
-def _comments_of(given: Counter[str], written: Counter[str]) -> list[tuple[str, int]]:
+def _comments_of(comments: Counter[str], model_texts: Counter[str]) -> list[tuple[str, int]]:
     """Return comments with their uses: people's, and then what the model wrote often."""
-    often = [(text, uses) for text, uses in written.most_common(_MOST_PHRASES) if text and uses >= _USES_OF_A_HABIT]
-    return list(dict([*given.most_common(_MOST_PHRASES), *often]).items())[:_MOST_PHRASES]
+    often = [(text, uses) for text, uses in model_texts.most_common(_MOST_PHRASES) if text and uses >= _USES_OF_A_HABIT]
+    return list(dict([*comments.most_common(_MOST_PHRASES), *often]).items())[:_MOST_PHRASES]
 
 
 def _by_use(counter: Counter[str], default: str) -> list[str]:
