@@ -54,8 +54,9 @@ def test_enter_on_the_start_page_opens_the_first_assignment_that_needs_review(br
         graded_assignment(desk, 2, doubtful=[1])
         browser.open(desk.url)
         browser.wait_for("1 of 2 needs review")
+        is_drawn = "!!document.querySelector('[data-testid=stMain] button[kind=primary]')"
+        wait_until(lambda: browser.evaluate(is_drawn), "its button is drawn")
         browser.key("Enter", 13)
-        browser.wait_for("Final points")
         browser.wait_for("in the class: 1 of 2 needs review")
 
 
