@@ -814,7 +814,9 @@ class Screen {
   }
 
   scrollWork(direction) {
+    const before = this.work.scrollTop;
     this.work.scrollTop += direction * 0.8 * this.work.clientHeight;
+    if (this.work.scrollTop === before) this.say(direction > 0 ? "This is the end of the work." : "This is the beginning of the work.");
   }
 
   goToWaiting() {

@@ -784,7 +784,7 @@ def test_every_key_of_the_list_does_something_or_says_why_not(browser: Browser, 
     folder = graded_assignment(desk, 1, rubric_text=RUBRIC_OF_FOUR)
     open_review(browser, desk, folder)
     said = "document.querySelector('.kv-status').textContent"
-    for key in ("-", "z", "r", "c", "y", "n", "g", "j", "k", "ArrowUp"):
+    for key in ("-", "z", "r", "c", "y", "n", "g", "j", "k", "ArrowUp", " "):
         browser.evaluate("window.kvasirReview.say(''); 0")
         press(browser, key)
         assert browser.evaluate(said), key
