@@ -72,7 +72,8 @@ def make_overrides(
 ) -> list[Override]:
     """Return a decision for each change that differs from the current state. `changes` are by criterion or WHOLE.
 
-    The result is empty if nothing changes. Raises ReviewError if a change has no reason or is out of range, or if the
+    Points that a person gives where the model's are in doubt are a decision even if they are the same. The result is
+    empty if nothing changes. Raises ReviewError if a change has no reason or is out of range, or if the
     grade has no such criterion.
     """
     criteria = {item.id: item for item in grade.criteria}
@@ -91,9 +92,15 @@ def make_overrides(
 
 
 def accept_grade(grade: Grade, reviewer: str = "", overrides: Overrides = MappingProxyType({})) -> Override:
-    """Return a decision that approves the grade with the `overrides`, and keeps their total and summary."""
-    stands = (whole.points, whole.feedback) if (whole := overrides.get(None)) else (None, None)
-    return Override(grade.item_id, None, *stands, ACCEPTED_REASON, reviewer, seen=_seen_points(grade, overrides))
+    """Return a decision that approves the grade with the `overrides`, and keeps their total and summary.
+
+    Raises ReviewError if there are no points to approve.
+    """
+    whole, points_by_id = overrides.get(None), _seen_points(grade, overrides)
+    stands = (whole.points, whole.feedback) if whole else (None, None)
+    if stands[0] is None and (missing_ids := [id for id, points in points_by_id.items() if points is None]):
+        raise ReviewError(f"{', '.join(missing_ids)}: there are no points to accept; give points first")
+    return Override(grade.item_id, None, *stands, ACCEPTED_REASON, reviewer, seen=points_by_id)
 
 
 def _seen_points(grade: Grade, overrides: Overrides) -> dict[str, Points | None]:
@@ -133,15 +140,15 @@ def _override(
     old_text = last_override.feedback if last_override and last_override.feedback is not None else model_text
     points = change.points if item and change.points is not None else old_points
     text = (old_text if change.feedback is None else change.feedback).strip()
-    if points == old_points and text == old_text.strip():
+    is_confirmed = (
+        change.points is not None
+        and last_override is None
+        and any(item and doubt.criterion_id == item.id for doubt in grade.doubts)
+    )
+    if points == old_points and text == old_text.strip() and not is_confirmed:
         return None
     if item and points is not None and not (math.isfinite(points) and item.min_points <= points <= item.max_points):
         raise ReviewError(f"{item.id}: points must be from {item.min_points} to {item.max_points}, not {points}")
-    criterion_id = item.id if item else None
-    return Override(grade.item_id, criterion_id, points, text, _require_reason(change.reason), reviewer)
-
-
-def _require_reason(reason: str) -> str:
-    if not reason.strip():
+    if not change.reason.strip():
         raise ReviewError("the change has no reason: write a short reason for the change")
-    return reason.strip()
+    return Override(grade.item_id, item.id if item else None, points, text, change.reason.strip(), reviewer)

@@ -26,7 +26,6 @@ from desk.pages.shared import (
     wait_for,
 )
 from desk.pages.work import BLOCKS, char_count, draw_work, is_cut
-from desk.review_screen.blocks import WorkBlocks
 from desk.text import escape_markdown
 from desk.view import BatchView
 from grading import hand_sample as bounds
@@ -194,13 +193,8 @@ def _show_work(desk: Desk, view: BatchView, item: Item) -> None:
     )
     assert view.assignment
     folder = view.assignment.request.folder
-
-    def draw() -> list[dict[str, Any]]:
-        work = WorkBlocks()
-        draw_work(work, folder, submission, {}, is_whole)
-        return work.blocks
-
-    blocks = desk.get_or_make(("work by hand", view.folder, item.item_id), (submission, is_whole), draw)
+    key, stamp = ("work by hand", view.folder, item.item_id), (submission, is_whole)
+    blocks = desk.get_or_make(key, stamp, lambda: draw_work(folder, submission, {}, is_whole))
     BLOCKS(key=f"work of {item.item_id}", data={"blocks": blocks})
 
 

@@ -41,7 +41,7 @@ _PAGES: dict[str, Callable[[Desk, Path], None]] = {
 # The list of keyboard keys is the same on every page. If it changed with the section, Streamlit would collapse it.
 _KEYS = {
     "Tab": "the next field or button; with Shift the one before",
-    "Enter, Space": "press the button, or tick the box",
+    "Enter, Space": "press the button, or tick the box; on the start page Enter opens the first assignment",
     "↑, ↓": "in Results: the name in the next row, or the one before; Enter opens it",
     "j, k": "in Bound: the next, or the previous, submission",
     "0 to 9": "in Bound: so many points for the criterion marked ▸, which then moves on to the next",
@@ -51,6 +51,11 @@ _OPEN_KEYS = """<script>
 if (!window.kvasirKeys) {
   window.kvasirKeys = true;
   addEventListener("keydown", ({key, target}) => {
+    if (key === "Enter" && target === document.body)
+      for (const kind of ["primary", "secondary"]) {
+        const first = document.querySelector(`[class*=" st-key-open-"] button[kind=${kind}]`);
+        if (first) return first.click();
+      }
     if (key !== "?" || target.matches("input:not([type=radio], [type=checkbox]), textarea, [contenteditable]")) return;
     document.querySelector(".keys summary")?.click();
   });
@@ -96,7 +101,8 @@ pre.work-prose code { font-size: 0.9em; }
 .work-table { border-collapse: collapse; border-left: 3px solid rgba(128,132,149,0.5); }
 .work-table th, .work-table td { padding: 0.1rem 0.6rem; text-align: right; overflow-wrap: anywhere; border: none; }
 .work-table th { font-weight: 600; border-bottom: 1px solid rgba(128,132,149,0.5); }
-.work-plot { display: block; max-width: 100%; height: auto; margin: 0 0 0.5rem; border-radius: 4px; }
+.work-plot { display: block; max-width: 100%; height: auto; margin: 0 0 0.5rem; border-radius: 4px; cursor: zoom-in; }
+.work-large { min-width: 100%; cursor: zoom-out; image-rendering: pixelated; }
 [class^="work-"] { font-style: normal; }
 .work-k { color: light-dark(#8a1f9c, #e0a0f0); }
 .work-s { color: light-dark(#0a6640, #8fd9a8); }

@@ -14,7 +14,6 @@ from desk.decisions import account
 from desk.pages.address import write_address
 from desk.pages.shared import Desk, browser_key, decider, draw_live, show_problem
 from desk.pages.work import SCRIPT, char_count, draw_work, is_cut
-from desk.review_screen.blocks import WorkBlocks
 from desk.review_screen.content import class_content, digest_of, same_comments, submission_content
 from desk.rows import QUEUES, Row, select
 from desk.view import BatchView
@@ -188,14 +187,8 @@ def _work(desk: Desk, view: BatchView, item: Item, row: Row, message: _Message) 
     if message.have.get(item.item_id) != work_version:
         assert view.assignment
         folder = view.assignment.request.folder
-
-        def draw() -> list[dict[str, Any]]:
-            work = WorkBlocks()
-            draw_work(work, folder, submission, quotes, is_whole)
-            return work.blocks
-
         key, stamp = ("work", view.folder, item.item_id), (submission, is_whole, *quotes.items())
-        content["work"] = desk.get_or_make(key, stamp, draw)
+        content["work"] = desk.get_or_make(key, stamp, lambda: draw_work(folder, submission, quotes, is_whole))
     return content
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import streamlit as st
 
@@ -30,12 +31,14 @@ _MOST_PART_CHARS = 20_000  # maximum number of characters of one cell or output 
 
 
 def draw_work(
-    work: WorkBlocks, folder: Path, submission: Submission, quotes: Mapping[str, str], is_whole: bool = False
-) -> None:
-    """The submission in `folder`, of a long one the beginning unless `is_whole`, with its pictures, which are read now.
+    folder: Path, submission: Submission, quotes: Mapping[str, str], is_whole: bool = False
+) -> list[dict[str, Any]]:
+    """Return the blocks of the submission in `folder`, of a long one the beginning unless `is_whole`.
 
-    Lines that are quoted as evidence are highlighted, each with the ids of its criteria: `quotes` has theirs.
+    Its pictures are among them, and are read now. Lines that are quoted as evidence are highlighted, each with the ids
+    of its criteria: `quotes` has theirs.
     """
+    work = WorkBlocks()
     pictures = plots(figures_of(folder, submission.name)) if submission.images_left_out else []
     pending_plots = sorted(pictures, key=lambda plot: plot.place)
     chars_left, most_part = (char_count(submission),) * 2 if is_whole else (_MOST_CHARS, _MOST_PART_CHARS)
@@ -53,6 +56,7 @@ def draw_work(
         hidden_count = submission.images_left_out - len(pictures)
         hidden_text = f"; {hidden_count} of them can't be shown here" if hidden_count > 0 else ""
         work.caption(f"{plural(submission.images_left_out, 'picture')}, seen by no model{hidden_text}.")
+    return work.blocks
 
 
 def char_count(submission: Submission) -> int:

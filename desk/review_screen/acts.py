@@ -37,7 +37,7 @@ class Act:
     item_id: str
     version: str = ""  # the version of the decisions when the act was done
     by: str = ""
-    changes: Mapping[str, GradeChange] = field(default_factory=dict)  # by criterion, or WHOLE
+    changes: Mapping[str, GradeChange] = field(default_factory=dict)  # by criterion, or WHOLE; also on `accept`
     undoes: str = ""  # id of the act to undo
     request_id: str = ""
     seen_reply: str | None = None  # the reply that the page showed when the act was done
@@ -124,11 +124,11 @@ class Acts:
 
     def _decide(self, rows_of: RowsOf, act: Act, row: Row, standing: Overrides, reviewer: str) -> None:
         try:
-            decisions = (
-                [accept_grade(row.final.grade, reviewer, standing)]
-                if act.kind == "accept"
-                else make_overrides(row.final.grade, standing, act.changes, reviewer)
-            )
+            decisions = make_overrides(row.final.grade, standing, act.changes, reviewer)
+            # A decision about the summary settles the whole already.
+            if act.kind == "accept" and all(decision.criterion_id for decision in decisions):
+                new_overrides = {**standing, **{decision.criterion_id: decision for decision in decisions}}
+                decisions.append(accept_grade(row.final.grade, reviewer, new_overrides))
         except BatchError as error:  # for example a text that is too long
             raise ReviewError(str(error)) from None
         if all(_is_same(decision, standing.get(decision.criterion_id)) for decision in decisions):

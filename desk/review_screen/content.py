@@ -19,10 +19,11 @@ _REASONS = {
     "raised": "the work shows more than the model saw",
     "lowered": "the work shows less than the model saw",
     "reworded": "reworded for the student",
+    "confirmed": "the model's points are right",
 }
 _MOST_PHRASES = 9  # For each criterion; there are only this many digit keys.
-# A reason is filled in by default only after this many uses, because a sentence about one student may be wrong for
-# another.
+# A reason is filled in by default only after this many uses, and a comment of the model's is offered only then, because
+# a sentence about one student may be wrong for another.
 _USES_OF_A_HABIT = 3
 
 
@@ -169,27 +170,31 @@ def _request(request: Request) -> dict[str, Any]:
 def phrases_of(rows: Iterable[Row], overrides_by_item: Mapping[str, Overrides]) -> dict[str, Any]:
     """Return reasons and comments that people have given, for each criterion the most used first.
 
-    {"reasons": {criterion: {"raised": […], "lowered": […], "reworded": […]}}, "comments": {criterion: [[text, uses]]}}
+    After people's comments come those that the model wrote for several submissions.
+
+    {"reasons": {criterion: {"raised": […], "lowered": […], …}}, "comments": {criterion: [[text, uses]]}}
     """
     reasons: dict[tuple[str, str], Counter[str]] = defaultdict(Counter)
     comments: dict[str, Counter[str]] = defaultdict(Counter)
-    criterion_ids = {""}
+    model_texts: dict[str, Counter[str]] = defaultdict(Counter)
     for row in rows:
-        given_points = {item.id: item.points for item in row.final.grade.criteria}
-        criterion_ids |= given_points.keys()
-        for id, override in overrides_by_item.get(row.final.grade.item_id, {}).items():
-            if override.reason != ACCEPTED_REASON and not override.reason.startswith(ROUND_REASON):
+        grade = row.final.grade
+        by_model = [("", None, grade.summary), *((item.id, item.points, item.feedback) for item in grade.criteria)]
+        for id, points, text in by_model:
+            model_texts[id][text.strip()] += 1
+            override = overrides_by_item.get(grade.item_id, {}).get(id or None)
+            if override and override.reason != ACCEPTED_REASON and not override.reason.startswith(ROUND_REASON):
+                is_reworded = override.feedback not in (None, text.strip())
                 # this reason is given to many submissions at once, so it explains none of them
                 if override.reason != TOGETHER_REASON:
-                    reasons[id or "", _direction(given_points.get(id or ""), override)][override.reason] += 1
-                if override.feedback and override.feedback != _text_of(row, id):
-                    comments[id or ""][override.feedback] += 1
+                    reasons[id, _kind(points, override, is_reworded)][override.reason] += 1
+                if override.feedback and is_reworded:
+                    comments[id][override.feedback] += 1
     return {
         "reasons": {
-            id: {kind: _by_use(reasons[id, kind], default) for kind, default in _REASONS.items()}
-            for id in criterion_ids
+            id: {kind: _by_use(reasons[id, kind], default) for kind, default in _REASONS.items()} for id in model_texts
         },
-        "comments": {id: counter.most_common(_MOST_PHRASES) for id, counter in comments.items()},
+        "comments": {id: _comments_of(comments[id], texts) for id, texts in model_texts.items()},
     }
 
 
@@ -211,17 +216,17 @@ def same_comments(
     return places
 
 
-def _direction(points: Any, override: Override) -> str:
+def _kind(points: Any, override: Override, is_reworded: bool) -> str:
+    """Return which of _REASONS a decision has; `points` are the model's."""
     if override.points is None or override.points == points:
-        return "reworded"
+        return "reworded" if is_reworded or override.points is None else "confirmed"
     return "lowered" if points is not None and override.points < points else "raised"
 
 
-def _text_of(row: Row, criterion_id: str | None) -> str:
-    """Return what the model wrote there."""
-    if criterion_id is None:
-        return row.final.grade.summary
-    return next((item.feedback for item in row.final.grade.criteria if item.id == criterion_id), "")
+def _comments_of(comments: Counter[str], model_texts: Counter[str]) -> list[tuple[str, int]]:
+    """Return comments with their uses: people's, and then what the model wrote often."""
+    often = [(text, uses) for text, uses in model_texts.most_common(_MOST_PHRASES) if text and uses >= _USES_OF_A_HABIT]
+    return list(dict([*comments.most_common(_MOST_PHRASES), *often]).items())[:_MOST_PHRASES]
 
 
 def _by_use(counter: Counter[str], default: str) -> list[str]:

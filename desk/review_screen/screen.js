@@ -15,6 +15,7 @@ const GLANCE_MS = 400; // in which nobody reads a submission: a key pressed twic
 const LONGEST_PRESS_MS = 1500;
 const MOST_KEPT = 40; // submissions whose work is kept for a way back
 const SHARES = 6;
+const MOST_FOUND = 9;
 const LONGEST_LINE = 160;
 
 const RULE = "Keys act on the open criterion, and it stays open: only ↑, ↓ or a click opens another one.";
@@ -23,18 +24,18 @@ const MISQUOTED = {
   "not their own": "The model quoted this; it is only in what the students were given:",
 };
 const KEYS = [
-  ["0 to 9", "so many points; 1 and then 2 within half a second are 12"],
+  ["0 to 9", "so many points; 1 and then 2 within half a second are 12. The model's points, given again, settle a doubt"],
   [".", "half a point more: 3 and then . are 3.5"],
   ["-", "pressed before the digit, where points are taken off: - and then 2 are −2"],
   ["↑ ↓", "open the criterion above, or below"],
-  ["Enter", "save the change, and on to the next submission; with nothing changed, accept"],
-  ["a", "accept the grade as it is, and on to the next"],
+  ["Enter", "save the change, and on to the next submission; with nothing changed, accept. In a field: end writing"],
+  ["a", "save the change if there is one, accept the rest of the grade, and on to the next"],
   ["r", "another reason for the change, from the list"],
-  ["c", "a comment that was used before, from the list"],
-  ["e", "write the comment: typing replaces the old one; Enter ends it, Shift Enter is a new line"],
+  ["c", "a comment that was used before, or that the model wrote often, from the list"],
+  ["e", "write the comment: typing replaces the old one; Shift Enter is a new line"],
   ["y n", "where a changed comment is on other submissions too: change it there, or leave it"],
   ["x", "leave the feedback out"],
-  ["z", "discard what is not saved, or undo the last save"],
+  ["z", "discard what is not saved, or undo the last save; asks first if you have gone elsewhere since"],
   ["g", "the next submission that needs a person"],
   ["j k", "the next, or the previous, submission"],
   ["/", "find a submission"],
@@ -258,7 +259,7 @@ class Screen {
       return;
     }
     this.undoable = this.undoable.filter((entry) => entry.id !== idOf(act));
-    if (act.kind === "accept" && answer.state === "refused") return;
+    if (act.kind === "accept" && answer.state === "refused" && !Object.keys(act.changes || {}).length) return;
     if (act.kind !== "decide" && act.kind !== "accept") return;
     const draft = this.drafts[act.item_id];
     this.setDraft(act.item_id, {
@@ -422,11 +423,12 @@ class Screen {
   enter(id) {
     this.endEntry();
     if (!this.over.hidden) this.close(); // a list is about the submission before
+    if (this.grade.contains(document.activeElement) && isText(document.activeElement)) this.root.focus({ preventScroll: true }); // and so is a text
     this.shown = id;
     this.enteredAt = performance.now();
     this.active = null;
     this.isRoaming = false;
-    this.whole = this.prompts = "";
+    this.whole = this.prompts = this.asked = "";
     this.status = "";
     this.extendQueue();
   }
@@ -482,9 +484,11 @@ class Screen {
     const base = this.cache.get(this.shown);
     const draft = this.drafts[this.shown] || { version: base.version, seen: base.decisions, changes: {} };
     const change = { ...draft.changes[id], ...fields };
+    this.changedAt = performance.now();
     const isSame = (name, saved) => change[name] === undefined || change[name] === saved;
     const savedFeedback = id === SUMMARY ? state.saved.summary : state.saved.feedback[id];
-    if (isSame("points", state.saved.points[id]) && isSame("feedback", savedFeedback)) delete draft.changes[id];
+    const settlesDoubt = change.points !== undefined && this.data.people[this.shown]?.criteria.includes(id);
+    if (isSame("points", state.saved.points[id]) && isSame("feedback", savedFeedback) && !settlesDoubt) delete draft.changes[id];
     else draft.changes[id] = change;
     this.setDraft(this.shown, Object.keys(draft.changes).length ? draft : undefined);
   }
@@ -506,8 +510,8 @@ class Screen {
     const lists = this.data.phrases.reasons[id] || this.data.phrases.reasons[SUMMARY];
     const model = this.cache.get(this.shown)?.criteria.find((criterion) => criterion.id === id)?.model;
     const points = change?.points;
-    const kind = points === undefined || points === model ? "reworded" : model !== null && points < model ? "lowered" : "raised";
-    return lists[kind];
+    if (points === undefined || (points === model && change.feedback !== undefined)) return lists.reworded;
+    return points === model ? lists.confirmed : model !== null && points < model ? lists.lowered : lists.raised;
   }
 
   reason(id) {
@@ -522,39 +526,54 @@ class Screen {
     return !!draft && version !== undefined && draft.version !== version && !(own?.last === version && own.versions.has(draft.version));
   }
 
-  save() {
+  /** Save what is changed, and go on. The rest is accepted with it if that is asked for, or if nothing is changed. */
+  save(acceptsRest = false) {
     this.endEntry();
     const draft = this.drafts[this.shown];
-    if (this.isConflict(this.shown)) return this.say("Choose first which decision counts.");
-    if (draft?.accept && !Object.keys(draft.changes).length) {
-      this.setDraft(this.shown, undefined);
-      return this.accept();
-    }
-    if (this.grade.querySelector('[aria-invalid="true"]')) return this.say("These points can't be given: nothing is saved.");
-    if (!draft) return this.accept();
     const changes = {};
-    for (const [id, change] of Object.entries(draft.changes)) changes[id] = { ...change, reason: this.reason(id) };
+    for (const [id, change] of Object.entries(draft?.changes || {})) changes[id] = { ...change, reason: this.reason(id) };
+    const isChanged = Object.keys(changes).length > 0;
+    const accepts = acceptsRest || !isChanged;
+    const problem = this.whyNot(isChanged, accepts);
+    if (problem) return this.say(problem);
     const before = this.state().saved;
     for (const [id, { feedback, points, reason }] of Object.entries(changes)) {
       const from = id === SUMMARY ? before.summary : before.feedback[id];
       // A comment for new points is not offered elsewhere: there the points are still the old ones.
       if (feedback && from && feedback !== from && points === undefined) this.same = { id, from, to: feedback, reason, item: this.shown };
     }
-    const left = this.unfinished("there");
-    const act = this.act("decide", { item_id: this.shown, version: draft.version, seen: draft.seen, changes });
-    this.remember(act, before);
+    const left = isChanged ? this.unfinished("there", accepts) : "";
+    const seen = draft && { version: draft.version, seen: draft.seen };
+    const act = this.act(accepts ? "accept" : "decide", { item_id: this.shown, changes, ...seen });
+    this.remember(act, before, this.ahead(1)[0]);
     this.setDraft(this.shown, undefined);
-    this.leave(`Saved: ${this.name(act.item_id)}.${left}${left && " k goes back."}`);
+    const done = [isChanged ? "Saved" : "", accepts ? "accepted" : ""].filter(Boolean).join(" and ");
+    this.leave(`${done[0].toUpperCase()}${done.slice(1)}: ${this.name(act.item_id)}.${left}${left && " k goes back."}`);
+  }
+
+  /** Why this can't be saved, or not be accepted; "" if it can. */
+  whyNot(isChanged, accepts) {
+    const { criteria, isBlank, kind, whole } = this.state();
+    if (this.isConflict(this.shown)) return "Choose first which decision counts.";
+    if (this.grade.querySelector('[aria-invalid="true"]')) return "These points can't be given: nothing is saved.";
+    if (isBlank) return ON_ITS_WAY;
+    const missing = titlesOf(criteria.filter(({ points }) => points === null));
+    if (accepts && kind === "waiting") return "This one is not graded yet: j goes to the next.";
+    if (accepts && missing && whole === null)
+      return `There are no points to accept for ${missing}: give points, or see on Grade what can be tried again. j goes on.`;
+    const isGlance = performance.now() - this.enteredAt < GLANCE_MS && !(this.changedAt > this.enteredAt);
+    return !isGlance ? "" : isChanged ? "This was changed before: once more saves it." : "Nothing is changed here: once more accepts it as it is.";
   }
 
   /** What saving leaves undone on this submission, in sentences: said before it is saved, and after. */
-  unfinished(place) {
+  unfinished(place, accepts = false) {
     const { changes } = this.drafts[this.shown];
     const { criteria } = this.state();
-    const open = this.stillOpen();
+    const open = accepts ? [] : this.stillOpen();
     const isSeen = ({ id }) => place === "here" && id === this.active; // its row says so
-    const titles = criteria.filter((each) => changes[each.id] && isMisfit(each) && !isSeen(each)).map(({ title }) => title).join(", ");
-    const blank = open.length ? ` Still to decide ${place}, or blank: ${open.join(", ")}; a accepts the rest.` : "";
+    const titles = titlesOf(criteria.filter((each) => changes[each.id] && isMisfit(each) && !isSeen(each)));
+    const mayAccept = place === "here" && criteria.every(({ points }) => points !== null);
+    const blank = open.length ? ` Still to decide ${place}, or blank: ${open.join(", ")}${mayAccept ? "; a saves, and accepts the rest" : ""}.` : "";
     return blank + (titles ? ` Feedback on ${titles} is for other points.` : "");
   }
 
@@ -563,27 +582,15 @@ class Screen {
     const { criteria, isWholeOpen, kind } = this.state();
     const acts = this.acts.filter((act) => act.item_id === this.shown && act.changes);
     const changed = Object.assign({}, ...acts.map(({ changes }) => changes), this.drafts[this.shown]?.changes);
-    if (SUMMARY in changed || kind === "settled") return [];
-    const ids = this.data.people[this.shown]?.criteria || [];
-    const titles = criteria.filter(({ id }) => ids.includes(id) && !(id in changed)).map(({ title }) => title);
-    return [...titles, ...(isWholeOpen ? ["the work as a whole"] : [])];
+    const isSettled = SUMMARY in changed || kind === "settled";
+    const ids = isSettled ? [] : this.data.people[this.shown]?.criteria || [];
+    const open = criteria.filter(({ id, points }) => (points === null && kind !== "waiting") || (ids.includes(id) && !(id in changed)));
+    return [...open.map(({ title }) => title), ...(isWholeOpen && !isSettled ? ["the work as a whole"] : [])];
   }
 
-  accept() {
-    this.endEntry();
-    if (this.isConflict(this.shown)) return this.say("Choose first which decision counts.");
-    if (this.drafts[this.shown]) return this.say("Not saved yet: Enter saves the changes, z discards them.");
-    if (!this.cache.get(this.shown)?.criteria) return this.say(ON_ITS_WAY);
-    if (this.state().kind === "waiting") return this.say("This one is not graded yet: j goes to the next.");
-    if (performance.now() - this.enteredAt < GLANCE_MS) return this.say("Nothing is changed here: once more accepts it as it is.");
-    const before = this.state().saved;
-    const act = this.act("accept", { item_id: this.shown });
-    this.remember(act, before);
-    this.leave(`Accepted: ${this.name(act.item_id)}.`);
-  }
-
-  remember(act, before) {
-    this.undoable.push({ id: idOf(act), item: act.item_id, before });
+  /** Keep how this is undone; `next` is where it led. */
+  remember(act, before, next = this.shown) {
+    this.undoable.push({ id: idOf(act), item: act.item_id, before, next });
     sessionStorage.setItem(this.prefix + "undo", JSON.stringify(this.undoable.slice(-50)));
   }
 
@@ -603,12 +610,18 @@ class Screen {
       this.status = "Discarded.";
       return this.render();
     }
-    const last = this.undoable.pop();
+    const last = this.undoable.at(-1);
     if (!last) return this.say("Nothing was saved on this page that could be undone.");
+    const name = this.name(last.item);
+    if (![last.item, last.next].includes(this.shown) && this.asked !== last.id) {
+      this.asked = last.id;
+      return this.say(`You saved last for ${name}, not here: z once more undoes that, and goes there.`);
+    }
+    this.undoable.pop();
     sessionStorage.setItem(this.prefix + "undo", JSON.stringify(this.undoable));
     if (this.same?.item === last.item) this.same = null; // the comment that it would spread is undone
     this.act("undo", { item_id: last.item, undoes: last.id, before: last.before });
-    this.go(last.item, `What you saved last no longer counts. It was about ${this.name(last.item)}.`);
+    this.go(last.item, `Undone: what you saved for ${name}, who is shown again.`);
   }
 
   resolve(isMine) {
@@ -617,7 +630,7 @@ class Screen {
     if (!isMine) this.setDraft(this.shown, undefined);
     else {
       this.setDraft(this.shown, { ...draft, version: base.version, seen: base.decisions });
-      return this.save();
+      return this.save(draft.accept);
     }
     this.render();
   }
@@ -739,16 +752,13 @@ class Screen {
     if ((event.ctrlKey || event.metaKey) && event.key === "Enter" && isHere) target.blur?.();
     else if (event.ctrlKey || event.altKey || event.metaKey) return;
     else if (isText(target)) {
-      if (!isHere) return;
-      const endsComment = event.key === "Enter" && !event.shiftKey && target.dataset.key === "comment";
-      if (event.key === "Escape" || endsComment) {
-        this.root.focus({ preventScroll: true });
-        if (endsComment) event.preventDefault();
-        return;
-      }
-      if (event.key !== "Enter" || target.tagName !== "INPUT") return;
-      target.blur();
-      if (!this.grade.contains(target)) return;
+      const isField = target.tagName === "INPUT" || target.dataset.key === "comment";
+      const isEnter = event.key === "Enter" && !event.shiftKey && isField;
+      if (!isHere || !(isEnter || event.key === "Escape")) return;
+      if (isEnter) event.preventDefault();
+      if (isEnter && target.getAttribute("aria-invalid") === "true") return this.say("These points can't be given: Esc brings back what stands.");
+      if (isEnter) this.wroteAt = event.timeStamp;
+      return this.root.focus({ preventScroll: true });
     } else if (target.type === "checkbox" && event.key === " ") return;
     else if (target.closest?.("button, a, summary, [role=button]") && (event.key === "Enter" || event.key === " ")) return;
     else if (target.type === "radio" && event.key.startsWith("Arrow")) return;
@@ -770,8 +780,9 @@ class Screen {
       " ": () => this.scrollWork(1),
       ArrowUp: () => this.step(-1),
       ArrowDown: () => this.step(1),
-      Enter: () => this.save(),
-      a: () => this.accept(),
+      // Whoever ends a paragraph by Enter twice has not said that all is done.
+      Enter: () => at - this.wroteAt < GLANCE_MS ? this.say("Enter once more saves. In the feedback, Shift Enter is a new line.") : this.save(),
+      a: () => this.save(true),
       g: () => this.goToWaiting(),
       r: () => this.listReasons(),
       c: () => this.listComments(),
@@ -803,7 +814,9 @@ class Screen {
   }
 
   scrollWork(direction) {
+    const before = this.work.scrollTop;
     this.work.scrollTop += direction * 0.8 * this.work.clientHeight;
+    if (this.work.scrollTop === before) this.say(direction > 0 ? "This is the end of the work." : "This is the beginning of the work.");
   }
 
   goToWaiting() {
@@ -824,8 +837,8 @@ class Screen {
     this.endEntry();
     const id = this.active;
     const comments = this.data.phrases.comments[id] || [];
-    if (!comments.length) return this.say("Nobody has written a comment here yet: e writes one.");
-    this.list("Comments used here", comments.map(([text]) => text), (feedback) => this.change(id, { feedback }));
+    if (!comments.length) return this.say("No comment was used here often: e writes one.");
+    this.list("Comments used here, people's first", comments.map(([text]) => text), (feedback) => this.change(id, { feedback }));
   }
 
   // --- lists over the page
@@ -865,13 +878,15 @@ class Screen {
     const field = make("input", { "aria-label": "Find a submission", autocomplete: "off", oninput: () => fill() });
     const fill = () => {
       const sought = field.value.trim().toLowerCase();
-      const ids = this.data.queues.all.filter((id) => this.name(id).toLowerCase().includes(sought)).slice(0, 9);
+      const all = this.data.queues.all.filter((id) => this.name(id).toLowerCase().includes(sought));
+      const ids = all.slice(0, MOST_FOUND);
       this.chosen = (at) => {
         if (!ids[at]) return;
         this.close();
         this.go(ids[at]);
       };
-      found.replaceChildren(...ids.map((id, at) => make("button", { type: "button", onclick: () => this.chosen(at) }, this.name(id))));
+      found.replaceChildren(...ids.map((id, at) => make("button", { type: "button", onclick: () => this.chosen(at) }, this.name(id))),
+        make("p", { class: "kv-faint" }, all.length > ids.length ? `${all.length - ids.length} more: type a part of the name.` : ids.length ? "" : "There is none."));
     };
     fill();
     this.overlay("Find a submission", make("p", {}, field), found);
@@ -930,7 +945,7 @@ class Screen {
     this.fields.order.addEventListener("change", () => this.choose({ order: this.fields.order.value }));
     this.fields.share.addEventListener("change", () => this.choose({ share: this.fields.share.value }));
     this.fields.blind.addEventListener("change", () => this.choose({ blind: this.fields.blind.checked }));
-    this.fields.name.value = this.yourName;
+    this.fields.name.value = this.yourName || this.data.account; // what is written beside a decision
     this.fields.name.placeholder = this.data.account;
     this.fields.name.addEventListener("input", () => this.takeName());
     this.keepName();
@@ -1053,9 +1068,8 @@ class Screen {
     const before = new Set(draft.seen.map((decision) => JSON.stringify(decision)));
     const labels = new Set(decisions.map(({ label }) => label));
     const undone = draft.seen.filter(({ label }) => !labels.has(label));
-    const mine = draft.accept && !Object.keys(draft.changes).length
-      ? [make("div", {}, "accepted as it is")]
-      : Object.entries(draft.changes).map(([id, change]) => line({ label: id || "whole", points: change.points === undefined ? "" : show(change.points), reason: this.reason(id), by: "" }));
+    const mine = Object.entries(draft.changes).map(([id, change]) => line({ label: id || "whole", points: change.points === undefined ? "" : show(change.points), reason: this.reason(id), by: "" }));
+    if (draft.accept) mine.push(make("div", {}, mine.length ? "the rest accepted" : "accepted as it is"));
     return make("div", {},
       make("p", {}, "Somebody has decided on this submission since you began. Nothing of yours is saved yet."),
       make("strong", {}, "Theirs"),
@@ -1072,12 +1086,9 @@ class Screen {
     const key = content?.work ? `${this.shown} ${content.workVersion}` : "";
     if (key !== this.workKey || !key) {
       this.workKey = key;
-      const asks = content?.cut
-        ? make("button", { type: "button", onclick: () => { this.whole = this.shown; this.later(); } }, `Show all ${content.chars.toLocaleString("en")} characters`)
-        : "";
       this.work.replaceChildren(
         ...(content?.problem ? [make("p", { class: "kv-problem" }, content.problem)] : []),
-        ...(content?.work ? content.work.map(block) : [make("p", { class: "kv-faint" }, "…")]), asks || "");
+        ...(content?.work ? content.work.map(block) : [make("p", { class: "kv-faint" }, "…")]), content?.cut ? this.showAll(content) : "");
       this.work.scrollTop = 0;
       this.jumpedTo = "";
     }
@@ -1086,6 +1097,18 @@ class Screen {
       this.jumpedTo = place;
       this.jump();
     }
+  }
+
+  showAll({ chars }) {
+    return make("button", { type: "button", onclick: () => { this.whole = this.shown; this.later(); } }, `Show all ${chars.toLocaleString("en")} characters`);
+  }
+
+  /** Where the quote is in what is left out of a long work: this, and a button that shows it. */
+  quoteIsBeyond({ id, found }) {
+    const content = this.cache.get(this.shown);
+    const isMarked = content?.work?.some(({ marks }) => Object.values(marks || {}).some((ids) => ids.split(", ").includes(id)));
+    if (!content?.cut || found !== "found" || isMarked) return [];
+    return [make("p", { class: "kv-faint" }, "This is further on in the work than what is shown. ", this.showAll(content))];
   }
 
   /** The active criterion's quote stands out, and is in sight. */
@@ -1183,7 +1206,7 @@ class Screen {
       make("p", { class: "kv-faint" }, criterion.model === null ? criterion.reason || model : `${model}; evidence ${criterion.found}`,
         criterion.likelihoods ? ` · ${criterion.likelihoods}` : ""),
       ...(misquoted ? [make("span", { class: "kv-label" }, misquoted), make("pre", { class: "kv-text kv-misquote", tabindex: "0" }, criterion.evidence)]
-        : criterion.evidence ? [make("pre", { class: "kv-text kv-quote", title: "Show it in the work", tabindex: "0", onclick: () => this.jump() }, criterion.evidence)] : []),
+        : criterion.evidence ? [make("pre", { class: "kv-text kv-quote", title: "Show it in the work", tabindex: "0", onclick: () => this.jump() }, criterion.evidence), ...this.quoteIsBeyond(criterion)] : []),
       make("div", { class: "kv-give" }, ...chips, bump(-step), field, bump(step)),
       ...this.commentFields(id, `Feedback on ${id}`, criterion.feedback, isMisfit(criterion) ? [this.misfit(criterion)] : []),
     ];
@@ -1210,7 +1233,7 @@ class Screen {
     if (!this.drafts[this.shown]?.changes[id]) return fields;
     const reason = make("input", { "aria-label": "Reason for the change", autocomplete: "off", "data-key": "reason", oninput: ({ target }) => this.change(id, { reason: target.value.trim() || undefined }) });
     reason.value = this.reason(id);
-    return [...fields, make("span", { class: "kv-label" }, "Reason, for the course team", make("span", { class: "kv-hint" }, "Taken as it stands unless you choose another.")),
+    return [...fields, make("span", { class: "kv-label" }, "Reason, for the course team", make("span", { class: "kv-hint" }, "Taken as it stands unless you choose another. Enter ends it.")),
       make("div", { class: "kv-line" }, reason, make("button", { type: "button", onclick: () => this.listReasons() }, make("span", {}, "Reasons"), " ", make("kbd", {}, "R")))];
   }
 
@@ -1314,10 +1337,11 @@ const isMisfit = ({ points, model, feedback, written }) =>
   points !== null && model !== null && points !== model && !!written.trim() && feedback.trim() === written.trim();
 
 const idOf = (act) => `${act.sender} ${act.number}`;
+const titlesOf = (criteria) => criteria.map(({ title }) => title).join(", ");
 
 /** What an act makes of a submission, as far as it can be told here. */
 function applyAct(state, act) {
-  if (act.kind === "decide") applyChanges(state, act.changes);
+  if (act.changes) applyChanges(state, act.changes);
   if (act.kind === "undo" && act.before) {
     state.summary = act.before.summary;
     for (const criterion of state.criteria) {
@@ -1326,7 +1350,7 @@ function applyAct(state, act) {
       criterion.feedback = act.before.feedback[criterion.id];
     }
   }
-  if (act.kind === "accept") Object.assign(state, { kind: "settled", state: "Accepted as it is." });
+  if (act.kind === "accept") Object.assign(state, { kind: "settled", state: "Accepted." });
 }
 
 function applyChanges(state, changes) {

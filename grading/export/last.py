@@ -41,7 +41,7 @@ class SinceLast:
     def summary(self) -> str:
         """Return the comparison in one sentence, without names of submissions."""
         if self.last is None:
-            return "This would be the first export of this kind."
+            return "No export of this kind has been given out before."
         export_time = time.strftime("%Y-%m-%d %H:%M", time.localtime(self.last.at))
         if not self.differences:
             return f"Nothing would differ from the last export of this kind ({export_time})."

@@ -301,7 +301,7 @@ def test_who_only_looked_does_not_settle_what_was_decided_meanwhile(
         change(other, 0, "none of it runs")
         other.wait_for("Not saved yet.")
         browser.click("Undo")
-        browser.wait_for("What you saved last no longer counts.")
+        browser.wait_for("Undone: what you saved for student0")
         wait_until(lambda: len(decisions(folder)) == 2, "it is undone", PATIENCE_S)
         other.click("Save and next")
         other.wait_for("works: the decision was undone")
@@ -441,6 +441,8 @@ def test_a_class_is_reviewed_by_keyboard_alone(browser: Browser, desk: DeskPage)
     type_key(browser, "2")
     browser.call("Input.insertText", text="I read it")
     browser.key("Enter", 13)
+    time.sleep(0.5)  # Enter pressed twice at once would only end the field
+    browser.key("Enter", 13)
     wait_until_shown(browser, 2)
     wait_until_decided(folder, 1, 0)
     first, second = (row["reason"] for row in decisions(folder))
@@ -448,7 +450,7 @@ def test_a_class_is_reviewed_by_keyboard_alone(browser: Browser, desk: DeskPage)
     assert second == "I read it"
 
     type_key(browser, "z")
-    browser.wait_for("What you saved last no longer counts")
+    browser.wait_for("Undone: what you saved for student1")
     wait_until_shown(browser, 1)
     wait_until_holds(browser, "Points for works", "2")
     wait_until(lambda: len(decisions(folder)) == 3, "an undo is a line of its own", PATIENCE_S)
@@ -480,6 +482,8 @@ def test_a_comma_in_a_number_is_its_point_and_not_passed_over(browser: Browser, 
         browser.call("Input.dispatchKeyEvent", type="keyDown", key=key, text=key, windowsVirtualKeyCode=code)
         browser.call("Input.dispatchKeyEvent", type="keyUp", key=key, windowsVirtualKeyCode=code)
     browser.key("Enter", 13)
+    browser.wait_for("Not saved yet.")
+    browser.click("Save and next")
     wait_until_decided(folder, 1.5)
 
 

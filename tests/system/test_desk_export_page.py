@@ -117,7 +117,7 @@ def test_canvas_takes_back_the_gradebook_that_the_browser_downloads(
     browser.upload("Gradebook", gradebook)
     wait_until_chosen(browser, "means (701)")
     browser.click("Make the file")
-    browser.wait_for("This would be the first export of this kind.")
+    browser.wait_for("No export of this kind has been given out before.")
     browser.wait_for("1 grade in this file: 1 that a person has decided on, 0 on the model's points alone.")
     browser.wait_for("1 feedback text was written for other points")
     data = made(browser, "canvas-gradebook.csv")

@@ -48,6 +48,18 @@ def test_the_start_page_and_the_results_lead_to_review_where_something_needs_it(
         browser.wait_for("Final points")
 
 
+def test_enter_on_the_start_page_opens_the_first_assignment_that_needs_review(browser: Browser, tmp_path: Path) -> None:
+    with DeskPage(tmp_path, quick_model(tmp_path)) as desk:
+        graded_assignment(desk, 2)
+        graded_assignment(desk, 2, doubtful=[1])
+        browser.open(desk.url)
+        browser.wait_for("1 of 2 needs review")
+        is_drawn = "!!document.querySelector('[data-testid=stMain] button[kind=primary]')"
+        wait_until(lambda: browser.evaluate(is_drawn), "its button is drawn")
+        browser.key("Enter", 13)
+        browser.wait_for("in the class: 1 of 2 needs review")
+
+
 def test_the_list_of_keys_stays_open_in_the_next_section(browser: Browser, tmp_path: Path) -> None:
     with DeskPage(tmp_path, quick_model(tmp_path)) as desk:
         browser.open(desk.at(graded_assignment(desk, 2, doubtful=[1]), "Results"))

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from desk import assignments
+from desk.decisions import account
 from grading.reviews import Override, append_override, read_overrides
 from infra.config.settings import load_settings
 from kvasir.class_run import request_from
@@ -21,9 +22,10 @@ from tests.support.desk_page import (
     graded_assignment,
     new_assignment,
     quick_model,
+    value,
     wait_until_holds,
 )
-from tests.support.homework import tiny_class
+from tests.support.homework import RUBRIC, tiny_class
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.system
@@ -165,9 +167,111 @@ def test_a_comment_is_replaced_by_what_is_typed_and_ended_by_enter(browser: Brow
     press(browser, "Enter")
     assert browser.evaluate("window.kvasirReview.state().criteria[0].feedback") == "It runs.\nNearly."
     assert browser.evaluate("document.activeElement.className") == "kv", "keys are the screen's again"
-    press(browser, "Enter")
+    press(browser, "…", "Enter")
     [decided] = wait_until_kept(browser, folder, 1)
     assert decided.feedback == "It runs.\nNearly."
+
+
+def test_enter_ends_each_field_and_saves_only_then(browser: Browser, desk: DeskPage) -> None:
+    folder = graded_assignment(desk, 2)
+    open_review(browser, desk, folder)
+    texts = {"Points for works": "1", "Reason for the change": "I ran it", "Feedback on works": "Nearly."}
+    for field, text in texts.items():
+        browser.press("field", field)
+        browser.evaluate("document.activeElement.select()")
+        browser.call("Input.insertText", text=text)
+        press(browser, "Enter")
+        assert browser.evaluate("document.activeElement.className") == "kv", f"{field} is left"
+        assert browser.evaluate("window.kvasirReview.acts.length") == 0, f"after {field} nothing is saved"
+    press(browser, "Enter")
+    browser.wait_for("Enter once more saves. In the feedback, Shift Enter is a new line.")
+    press(browser, "…", "Enter")
+    [decided] = wait_until_kept(browser, folder, 1)
+    assert (decided.points, decided.feedback, decided.reason) == (1, "Nearly.", "I ran it")
+
+
+def test_a_text_that_is_being_written_ends_where_its_submission_is_left(browser: Browser, desk: DeskPage) -> None:
+    open_review(browser, desk, graded_assignment(desk, 2))
+    wait_until_holds(browser, "Feedback on works", "Fine.")
+    press(browser, "e")
+    browser.call("Input.insertText", text="For the first.")
+    browser.evaluate("window.kvasirReview.move(1); 0")  # as the browser's Back does
+    browser.call("Input.insertText", text="For whom?")
+    drafts = "Object.values(window.kvasirReview.drafts).map(({changes}) => changes.works.feedback)"
+    assert browser.evaluate(drafts) == ["For the first."]
+
+
+def test_a_saves_the_change_with_the_acceptance_of_the_rest_and_one_z_undoes_both(
+    browser: Browser, desk: DeskPage
+) -> None:
+    folder = graded_assignment(desk, 2, doubtful=[0])
+    open_review(browser, desk, folder, "&show=all")
+    browser.wait_for("Accept and next")
+    press(browser, "1", "a")
+    browser.wait_for("Saved and accepted: student0")
+    changed, accepted = wait_until_kept(browser, folder, 2)
+    assert (changed.criterion_id, changed.points) == ("works", 1)
+    assert (accepted.criterion_id, accepted.seen) == (None, {"works": 1, "clear": 2})
+    press(browser, "z")
+    browser.wait_for("Undone: what you saved for student0")
+    wait_until_kept(browser, folder, 0)
+    assert points_of(browser) == {"works": 2, "clear": 2}
+
+
+def test_what_has_no_points_is_not_accepted_and_what_to_do_is_said(
+    browser: Browser, desk: DeskPage, tmp_path: Path
+) -> None:
+    work = tiny_class(tmp_path / "class", 1) / "submissions"
+    (work / "broken_7_1_homework.ipynb").write_text("{", "utf-8")
+    folder = new_assignment(desk, "Broken", work, RUBRIC)
+    assignment = plan(
+        folder, request_from(load_settings(config=desk.config), work, Path(assignments.read_inputs(folder).rubric))
+    )
+    answer(folder, assignment, [1])
+    open_review(browser, desk, folder, "&show=without points")
+    wait_until(lambda: not browser.evaluate("window.kvasirReview.state().isBlank"), "the grade is there", PATIENCE_S)
+    said = "There are no points to accept for It runs, It can be read: give points, or see on Grade what can be tried"
+    for key in ("a", "Enter"):
+        press(browser, key)
+        browser.wait_for(said)
+        browser.evaluate("window.kvasirReview.say(''); 0")
+    press(browser, "1")
+    browser.wait_for("Still to decide here, or blank: It can be read.")
+    press(browser, "a")
+    browser.wait_for("There are no points to accept for It can be read")
+    assert read_overrides(folder) == []
+    press(browser, "ArrowDown", "2", "a")
+    assert len(wait_until_kept(browser, folder, 3)) == 3
+
+
+def test_z_asks_before_it_undoes_what_was_saved_for_somebody_who_is_not_shown(browser: Browser, desk: DeskPage) -> None:
+    folder = graded_assignment(desk, 3)
+    open_review(browser, desk, folder)
+    press(browser, "1", "Enter")
+    wait_until_kept(browser, folder, 1)
+    press(browser, "j", "z")
+    browser.wait_for("You saved last for student0_100_1_homework.py, not here: z once more undoes that")
+    browser.wait_for("(len(values) + 2)")
+    press(browser, "k", "j", "z")
+    assert len(read_overrides(folder)) == 1, "whoever has gone elsewhere since is asked again"
+    press(browser, "z")
+    browser.wait_for("Undone: what you saved for student0_100_1_homework.py, who is shown again.")
+    browser.wait_for("(len(values) + 0)")
+    wait_until_kept(browser, folder, 0)
+
+
+def test_the_models_points_typed_again_settle_its_doubt(browser: Browser, desk: DeskPage) -> None:
+    folder = graded_assignment(desk, 2, doubtful=[0])
+    open_review(browser, desk, folder, "&show=all")
+    browser.wait_for("Accept and next")
+    press(browser, "2")
+    browser.wait_for("Still to decide here, or blank: It can be read;")
+    wait_until_holds(browser, "Reason for the change", "the model's points are right")
+    press(browser, "Enter")
+    [decided] = wait_until_kept(browser, folder, 1)
+    assert (decided.criterion_id, decided.points, decided.feedback) == ("works", 2, "Fine.")
+    press(browser, "2", "…", "Enter")
+    browser.wait_for("Accepted: student1")  # where nothing is in doubt, the same points change nothing
 
 
 def test_a_filter_that_shows_nobody_any_more_is_left_and_a_choice_gives_the_keys_back(
@@ -235,6 +339,9 @@ def test_points_that_cannot_be_given_are_not_taken_for_no_change(browser: Browse
     browser.evaluate("document.activeElement.select()")
     browser.call("Input.insertText", text="9")
     press(browser, "Enter")
+    browser.wait_for("These points can't be given: Esc brings back what stands.")
+    assert browser.evaluate("document.activeElement.ariaLabel") == "Points for works", "they can be typed again"
+    browser.call("Input.dispatchKeyEvent", type="keyDown", key="Enter", windowsVirtualKeyCode=13, modifiers=2)
     browser.wait_for("These points can't be given: nothing is saved.")
     assert read_overrides(folder) == []
 
@@ -263,6 +370,38 @@ def test_the_work_jumps_to_the_quote_of_the_open_criterion(browser: Browser, des
     wait_until(lambda: browser.evaluate(now) == ["return sum(values) / (len(values) + 0)"], "it is marked", PATIENCE_S)
     press(browser, "ArrowDown", "ArrowDown")
     assert browser.evaluate(now) == []
+
+
+def test_space_scrolls_a_long_work_and_a_quote_beyond_what_is_shown_of_it_is_said_to_be(
+    browser: Browser, desk: DeskPage, tmp_path: Path
+) -> None:
+    work = tiny_class(tmp_path / "class", 1) / "submissions"
+    [path] = work.iterdir()
+    path.write_text("".join(f"total = total + {number}\n" for number in range(3_000)) + "print(total)\n", "utf-8")
+    folder = new_assignment(desk, "Long work", work, RUBRIC)
+    rubric = Path(assignments.read_inputs(folder).rubric)
+    assignment = plan(folder, request_from(load_settings(config=desk.config), work, rubric))
+    answer(folder, assignment, [0], evidence="print(total)")
+    open_review(browser, desk, folder)
+    browser.wait_for("This is further on in the work than what is shown.")
+    scrolled = "document.querySelector('.kv-work').scrollTop"
+    press(browser, " ")
+    assert browser.evaluate(scrolled) > 100
+    browser.press("css", ".kv-grade .kv-faint button")
+    browser.wait_gone("This is further on in the work than what is shown.")
+    now = "document.querySelector('.kv-work .kv-now')?.innerText.trim()"
+    wait_until(lambda: browser.evaluate(now) == "print(total)", "it is shown", PATIENCE_S)
+
+
+def test_find_says_that_there_are_more_and_the_name_field_holds_what_is_written(
+    browser: Browser, desk: DeskPage
+) -> None:
+    open_review(browser, desk, graded_assignment(desk, 11))
+    assert value(browser, "Your name") == account()
+    press(browser, "/")
+    browser.wait_for("2 more: type a part of the name.")
+    browser.call("Input.insertText", text="student1")
+    browser.wait_gone("more: type a part of the name.")
 
 
 def test_a_desk_that_is_gone_is_said_and_nothing_that_was_decided_is_lost(tmp_path: Path) -> None:
@@ -337,6 +476,31 @@ def keep_what_is_said(browser: Browser) -> None:
         })(); 0""")
 
 
+def check_that_the_screen_stays(browser: Browser, desk: DeskPage, steps: str) -> None:
+    """After `steps`, in which the person goes on and the element is made again, the screen is where they have gone.
+
+    `steps` are JavaScript that sets `gone` to that place. `data` is what the desk said last.
+    """
+    open_review(browser, desk, graded_assignment(desk, 4))
+    keep_what_is_said(browser)
+    press(browser, "j", "k")
+    wait_until_heard(browser)
+    before, after = browser.evaluate(f"""
+        (function () {{
+          const screen = window.kvasirReview, [data, setStateValue, parent] = window.said;
+          let gone;
+          const makeAgain = (data) => {{
+            screen.root.replaceWith(screen.root.cloneNode(true));
+            screen.receive(data, setStateValue, parent);
+          }};
+          {steps}
+          return [gone, screen.shown];
+        }})()""")
+    assert before == after
+    wait_until_heard(browser)
+    assert browser.evaluate("kvasirReview.shown") == after
+
+
 def wait_until_heard(browser: Browser) -> None:
     heard = "!!window.said && kvasirReview.heard === kvasirReview.sent && !kvasirReview.isUntold"
     wait_until(lambda: browser.evaluate(heard), "the desk has heard all", PATIENCE_S)
@@ -372,29 +536,16 @@ def test_the_screen_follows_the_browsers_back_and_no_address_that_was_left(brows
 def test_a_place_that_the_screen_told_the_desk_before_does_not_lead_back_to_it(
     browser: Browser, desk: DeskPage
 ) -> None:
-    # Given a person who has gone two on, before the desk has answered about the first of them
-    open_review(browser, desk, graded_assignment(desk, 4))
-    keep_what_is_said(browser)
-    press(browser, "j", "k")
-    wait_until_heard(browser)
-    # When Streamlit makes the element again while the desk has heard half of a message
-    before, after = browser.evaluate("""
-        (function () {
-          const screen = window.kvasirReview, [data, setStateValue, parent] = window.said;
-          screen.move(1);
-          screen.send();
-          const told = screen.shown;
-          history.replaceState(history.state, "", location.href.replace(/submission=[^&]*/, `submission=${told}`));
-          screen.move(1);
-          const gone = screen.shown;
-          screen.root.replaceWith(screen.root.cloneNode(true));
-          screen.receive({...data, current: told, led: true}, setStateValue, parent);
-          return [gone, screen.shown];
-        })()""")
-    # Then the person stays where they are
-    assert before == after
-    wait_until_heard(browser)
-    assert browser.evaluate("kvasirReview.shown") == after
+    # The person goes two on before the desk has answered about the first of them, and it has heard half a message.
+    steps = """
+        screen.move(1);
+        screen.send();
+        const told = screen.shown;
+        history.replaceState(history.state, "", location.href.replace(/submission=[^&]*/, `submission=${told}`));
+        screen.move(1);
+        gone = screen.shown;
+        makeAgain({...data, current: told, led: true});"""
+    check_that_the_screen_stays(browser, desk, steps)
 
 
 def test_digits_are_one_number_by_when_they_were_pressed_not_by_when_the_page_had_time(
@@ -421,7 +572,7 @@ def test_what_saving_leaves_open_is_said_before_it_is_saved(browser: Browser, de
     browser.wait_for("Accept and next")
     press(browser, "1")
     browser.wait_for("Save and next")
-    browser.wait_for("Still to decide here, or blank: It can be read; a accepts the rest.")
+    browser.wait_for("Still to decide here, or blank: It can be read; a saves, and accepts the rest.")
     browser.wait_for("Final points – / 5; 3 once all is decided")
     browser.wait_for("This feedback was written for 2 of 3; you gave 1.")
     press(browser, "ArrowDown")
@@ -457,25 +608,8 @@ def test_a_long_doubt_is_two_lines_and_the_rest_behind_a_click(browser: Browser,
 
 
 def test_a_screen_that_is_made_again_stays_where_the_person_has_gone(browser: Browser, desk: DeskPage) -> None:
-    # Given a screen whose last message from the desk is at hand
-    open_review(browser, desk, graded_assignment(desk, 4))
-    keep_what_is_said(browser)
-    press(browser, "j", "k")
-    wait_until_heard(browser)
-    # When Streamlit makes its element again before the desk has heard where the person has gone
-    before, after = browser.evaluate("""
-        (function () {
-          const screen = window.kvasirReview, [data, setStateValue, parent] = window.said;
-          screen.move(1);
-          const gone = screen.shown;
-          screen.root.replaceWith(screen.root.cloneNode(true));
-          screen.receive(data, setStateValue, parent);
-          return [gone, screen.shown];
-        })()""")
-    # Then it stays there
-    assert before == after
-    wait_until_heard(browser)
-    assert browser.evaluate("kvasirReview.shown") == after
+    # Streamlit makes its element again before the desk has heard where the person has gone.
+    check_that_the_screen_stays(browser, desk, "screen.move(1); gone = screen.shown; makeAgain(data);")
 
 
 def test_a_comment_is_reused_and_changed_wherever_it_is_ones_own(browser: Browser, desk: DeskPage) -> None:
@@ -488,7 +622,7 @@ def test_a_comment_is_reused_and_changed_wherever_it_is_ones_own(browser: Browse
     for number in range(2):
         browser.wait_for(f"(len(values) + {number})")
         press(browser, "c")
-        browser.wait_for("Comments used here")
+        browser.wait_for("Comments used here, people's first")
         press(browser, "1", "Enter")
     assert [each.feedback for each in wait_until_kept(browser, folder, 3)] == ["It runs."] * 3
     press(browser, "k", "k")
@@ -650,7 +784,7 @@ def test_every_key_of_the_list_does_something_or_says_why_not(browser: Browser, 
     folder = graded_assignment(desk, 1, rubric_text=RUBRIC_OF_FOUR)
     open_review(browser, desk, folder)
     said = "document.querySelector('.kv-status').textContent"
-    for key in ("-", "z", "r", "c", "y", "n", "g", "j", "k", "ArrowUp"):
+    for key in ("-", "z", "r", "c", "y", "n", "g", "j", "k", "ArrowUp", " "):
         browser.evaluate("window.kvasirReview.say(''); 0")
         press(browser, key)
         assert browser.evaluate(said), key
@@ -660,7 +794,7 @@ def test_every_key_of_the_list_does_something_or_says_why_not(browser: Browser, 
         press(browser, key)
         assert browser.evaluate(said), key
     press(browser, "?")
-    browser.wait_for("accept the grade as it is, and on to the next")
+    browser.wait_for("accept the rest of the grade, and on to the next")
 
 
 def test_whoever_scrolls_the_criteria_is_not_led_back_until_they_press_a_key(

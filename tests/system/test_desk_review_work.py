@@ -145,7 +145,6 @@ def test_what_is_seen_through_is_seen_on_white() -> None:
 
 def test_pictures_stand_below_their_output_and_evidence_is_marked_in_code_and_table(tmp_path: Path) -> None:
     from desk.pages.work import draw_work
-    from desk.review_screen.blocks import WorkBlocks
 
     cells = [
         text(f"## One\n{SCRIPT}"),
@@ -159,13 +158,12 @@ def test_pictures_stand_below_their_output_and_evidence_is_marked_in_code_and_ta
     [submission] = read_submissions(tmp_path)
     quotes = {"works": "return sum(values) / len(values)", "clear": "Old Town 3.25"}
 
-    work = WorkBlocks()
-    draw_work(work, tmp_path, submission, quotes)
+    blocks = draw_work(tmp_path, submission, quotes)
 
-    assert [block["kind"] for block in work.blocks if block["kind"] != "caption"] == [
+    assert [block["kind"] for block in blocks if block["kind"] != "caption"] == [
         *("prose", "code", "table", "output", "plot", "code", "prose")
     ]
-    prose, code_cell, table, output, plot, _, last = (block for block in work.blocks if block["kind"] != "caption")
+    prose, code_cell, table, output, plot, _, last = (block for block in blocks if block["kind"] != "caption")
     assert prose["lines"] == ["## One", SCRIPT]
     assert code_cell["lines"][0] == (("k", "def"), ("", " mean(values):"))
     assert (code_cell["marks"], table["marks"], prose["marks"]) == ({"2": "works"}, {"2": "clear"}, {})
@@ -173,12 +171,11 @@ def test_pictures_stand_below_their_output_and_evidence_is_marked_in_code_and_ta
     assert output["lines"] == ["<Figure>"]
     assert (plot["text"], plot["width"], plot["height"]) == ("picture, cell 2, output 2", 20, 10)
     assert last["lines"] == ["The end"]
-    assert work.blocks[-1]["text"] == "4 pictures, seen by no model; 3 of them can't be shown here."
+    assert blocks[-1]["text"] == "4 pictures, seen by no model; 3 of them can't be shown here."
 
 
 def test_all_of_a_long_output_is_shown_when_all_is_asked_for(tmp_path: Path) -> None:
     from desk.pages.work import draw_work, is_cut
-    from desk.review_screen.blocks import WorkBlocks
 
     rows = [f"row {number} of what a program printed" for number in range(4_000)]
     output = {"output_type": "stream", "name": "stdout", "text": "\n".join(rows)}
@@ -188,9 +185,8 @@ def test_all_of_a_long_output_is_shown_when_all_is_asked_for(tmp_path: Path) -> 
     assert is_cut(submission)
 
     def lines(is_whole: bool) -> list[str]:
-        work = WorkBlocks()
-        draw_work(work, tmp_path, submission, {}, is_whole)
-        return [line for block in work.blocks if block["kind"] == "output" for line in block["lines"]]
+        blocks = draw_work(tmp_path, submission, {}, is_whole)
+        return [line for block in blocks if block["kind"] == "output" for line in block["lines"]]
 
     assert lines(is_whole=True)[-1] == rows[-1] == "row 3999 of what a program printed"
     assert len(lines(is_whole=False)) < len(rows) // 4
@@ -251,6 +247,12 @@ def test_a_hostile_notebook_is_text_and_pictures(
             *("a", "b"),
         ]
         assert browser.evaluate(SCROLLS_INSIDE) == []
+        tiny = "document.querySelectorAll('.work-plot')[1].getBoundingClientRect().width"
+        assert browser.evaluate(tiny) == 30
+        browser.press("css", ".work-plot", nth=1)
+        assert browser.evaluate(tiny) > 200, "a click makes it larger"
+        browser.press("css", ".work-plot", nth=1)
+        assert browser.evaluate(tiny) == 30
         assert browser.evaluate("document.querySelector('[data-testid=stMain]').scrollWidth") <= width
         colour = "getComputedStyle(document.querySelector('.work-k')).color"
         assert browser.evaluate(colour) == ("rgb(138, 31, 156)" if scheme == "light" else "rgb(224, 160, 240)")

@@ -25,9 +25,9 @@ from tests.support.desk import answer, plan_tiny_class, request_of
 class ClassUnderReview:
     """A graded class, and pages that send messages about it."""
 
-    def __init__(self, folder: Path, size: int = 3) -> None:
+    def __init__(self, folder: Path, size: int = 3, evidence: str = "sum(values)") -> None:
         self.folder, assignment = plan_tiny_class(folder, size)
-        answer(self.folder, assignment, range(size))
+        answer(self.folder, assignment, range(size), evidence=evidence)
         self.view = BatchView(self.folder, request_of).refresh()
         self.decisions = Decisions(self.folder)
         self.acts = Acts(self.folder)
@@ -138,6 +138,61 @@ def test_nobody_approves_points_that_came_after_the_look(reviewed: ClassUnderRev
     [kept] = reviewed.send(act(item, 2, told.version, "accept"))
     assert kept.state == "kept"
     assert [each.seen for each in read_overrides(reviewed.folder)] == [{"works": 1, "clear": 1}]
+
+
+def test_a_change_and_the_acceptance_of_the_rest_are_one_act_and_undone_by_one(tmp_path: Path) -> None:
+    reviewed = ClassUnderReview(tmp_path, evidence="nowhere to be found")
+    item, version = reviewed.items[0], reviewed.version(reviewed.items[0])
+
+    [refused] = reviewed.send(act(item, 1, version, "accept", **points(9)))
+    assert (refused.state, read_overrides(reviewed.folder)) == ("refused", []), "all of it, or nothing"
+    both = act(item, 2, version, "accept", **points(1))
+    assert [each.state for each in reviewed.send(both, both)] == ["kept"]
+    assert [(each.criterion_id, each.points, each.seen) for each in read_overrides(reviewed.folder)] == [
+        ("works", 1, None),
+        (None, None, {"works": 1, "clear": 2}),
+    ]
+    assert reviewed.rows()[0][item].final.points == 3
+    reviewed.send(act(item, 3, version, "undo", undoes="page 2"))
+    assert read_overrides(reviewed.folder) == []
+
+    summary = {"changes": {"": {"feedback": "Well done.", "reason": "shorter"}}}
+    reviewed.send(act(item, 4, reviewed.version(item), "accept", **summary))
+    [decided] = read_overrides(reviewed.folder)
+    assert (decided.reason, decided.feedback) == ("shorter", "Well done."), "a decision about the whole is one already"
+    assert reviewed.rows()[0][item].needs_review == ()
+
+
+def test_a_grade_without_points_is_not_accepted_until_they_are_given(reviewed: ClassUnderReview) -> None:
+    item = reviewed.items[0]
+    first, *others = reviewed.view.grades[0].criteria
+    criteria = (replace(first, points=None), *others)
+    reviewed.view._grades[0] = replace(reviewed.view.grades[0], criteria=criteria, points=None, state="incomplete")
+
+    [told] = reviewed.send(act(item, 1, reviewed.version(item), "accept"))
+    assert (told.state, told.why) == ("refused", "works: there are no points to accept; give points first")
+    assert read_overrides(reviewed.folder) == []
+    [kept] = reviewed.send(act(item, 2, reviewed.version(item), "accept", **points(1)))
+    assert kept.state == "kept"
+    assert reviewed.rows()[0][item].final.points == 3
+
+
+def test_the_models_points_given_again_settle_their_doubt(tmp_path: Path) -> None:
+    reviewed = ClassUnderReview(tmp_path, evidence="nowhere to be found")
+    item = reviewed.items[0]
+
+    reviewed.send(act(item, 1, reviewed.version(item), **points(2)))
+    assert [(each.criterion_id, each.points) for each in read_overrides(reviewed.folder)] == [("works", 2)]
+    assert reviewed.rows()[0][item].needs_review == ("clear: evidence not found",)
+    before = reviewed.lines()
+    reviewed.send(act(item, 2, reviewed.version(item), **points(2)))
+    assert reviewed.lines() == before, "that is decided already"
+
+
+def test_the_same_points_are_no_decision_where_nothing_is_in_doubt(reviewed: ClassUnderReview) -> None:
+    item = reviewed.items[0]
+    reviewed.send(act(item, 1, reviewed.version(item), **points(2)))
+    assert read_overrides(reviewed.folder) == []
 
 
 def test_a_decision_that_stands_already_opens_no_way_over_somebody_elses(reviewed: ClassUnderReview) -> None:
@@ -278,7 +333,12 @@ def test_reasons_and_comments_come_by_use_and_by_direction(reviewed: ClassUnderR
     assert phrases["reasons"]["works"]["raised"] == ["the work shows more than the model saw", "I ran it"]
     assert phrases["reasons"]["works"]["lowered"][1] == "It stops"
     assert _by_use(Counter({"I ran it": 3, "Seen": 2}), "default") == ["I ran it", "default", "Seen"]
-    assert phrases["comments"] == {"works": [("All of it runs.", 2)]}
+    # After people's comments those that the model wrote often: for all three here.
+    assert phrases["comments"] == {
+        "works": [("All of it runs.", 2), ("Fine.", 3)],
+        "clear": [("Fine.", 3)],
+        "": [("Good work.", 3)],
+    }
     assert all(lists[kind] for lists in phrases["reasons"].values() for kind in lists), "each change has a first reason"
 
 

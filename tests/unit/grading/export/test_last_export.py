@@ -39,7 +39,7 @@ def finals(*decided: Override) -> list:  # type: ignore[type-arg]
 
 
 def test_the_first_export_has_nothing_before_it(tmp_path: Path) -> None:
-    assert since_last(tmp_path, "csv", finals()).summary() == "This would be the first export of this kind."
+    assert since_last(tmp_path, "csv", finals()).summary() == "No export of this kind has been given out before."
 
 
 def test_only_what_differs_is_named_and_kinds_are_kept_apart(tmp_path: Path) -> None:
@@ -196,7 +196,7 @@ def test_the_command_says_it_first_and_a_dry_run_writes_nothing(
     words = ["export", str(folder), "--format", "csv"]
 
     assert cli.run_command([*words, "--dry-run"]) == 0
-    assert "would be the first export" in capsys.readouterr().err
+    assert "No export of this kind" in capsys.readouterr().err
     assert not (folder / FILE).exists()
     assert not (folder / "grades.csv").exists()
     assert not (folder / "final-grades.csv").exists()
