@@ -9,7 +9,9 @@ import streamlit as st
 
 from desk.pages.shared import COOKIE
 
-_NAME_HELP = "Kept in this browser and written beside your decisions; in no file for a learning platform or a student."
+_NAME_HELP = (
+    "Kept in this browser, and written beside your decisions. No file for a learning platform or a student contains it."
+)
 # Streamlit sends the text of a field when the focus leaves the field. This script also sends the text when the person
 # pauses or leaves the page, so that nothing is lost by a reload or Back.
 #

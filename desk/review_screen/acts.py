@@ -37,7 +37,7 @@ class Act:
     item_id: str
     version: str = ""  # the version of the decisions when the act was done
     by: str = ""
-    changes: Mapping[str, GradeChange] = field(default_factory=dict)  # by criterion, or WHOLE; also on `accept`
+    changes: Mapping[str, GradeChange] = field(default_factory=dict)  # by criterion id, or by WHOLE; also for `accept`
     undoes: str = ""  # id of the act to undo
     request_id: str = ""
     seen_reply: str | None = None  # the reply that the page showed when the act was done
@@ -146,7 +146,7 @@ class Acts:
         if not item_id and act.undoes in self._answers:
             return  # the act to undo had changed nothing
         if item_id != act.item_id:
-            raise ReviewError("This can't be undone any more: the desk was started again since. Decide once more.")
+            raise ReviewError("This can't be undone any more: the desk has been restarted since. Decide again.")
         undo_override(self._folder, item_id, version.partition(".")[0], last_overrides, reviewer)
         del self._undoable[act.undoes]
         self._note(act, version, _version(rows_of, act))

@@ -21,9 +21,9 @@ _REASONS = {
     "reworded": "reworded for the student",
     "confirmed": "the model's points are right",
 }
-_MOST_PHRASES = 9  # For each criterion; there are only this many digit keys.
-# A reason is filled in by default only after this many uses, and a comment of the model's is offered only then, because
-# a sentence about one student may be wrong for another.
+_MOST_PHRASES = 9  # maximum number for each criterion, because there are only nine digit keys
+# After this many uses, a reason is filled in by default, and a comment that the model wrote is offered. A text that was
+# used less often may suit only the student for whom it was written.
 _USES_OF_A_HABIT = 3
 
 
