@@ -274,7 +274,7 @@ def test_an_address_outside_is_refused_unless_it_is_allowed() -> None:
 
 @pytest.mark.parametrize("weights", ["127.0.0.1:8000/v1/m", "http://h/m", "http://h/v1", "http://h/v1/", "m.gguf"])
 def test_weights_that_name_no_server_or_no_model_are_refused(weights: str) -> None:
-    with pytest.raises(ConfigError, match="look like"):
+    with pytest.raises(ConfigError, match="must be a URL such as"):
         parse_weights(weights)
 
 

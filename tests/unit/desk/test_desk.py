@@ -386,7 +386,7 @@ def test_an_uploaded_file_stays_in_its_folder_whatever_it_is_called(tmp_path: Pa
 
 @pytest.mark.parametrize("name", ["", "..", "/", " . "])
 def test_a_name_that_names_no_file_is_refused(tmp_path: Path, name: str) -> None:
-    with pytest.raises(InputError, match="the name of a file"):
+    with pytest.raises(InputError, match="store a file named"):
         assignments.save_file(tmp_path, name, b"")
 
 
