@@ -267,9 +267,7 @@ def migrate(global_options: Globals, batch: Path) -> int:
         _say_names("In the input and not in the plan", names - planned_names)
         _say_names("In the plan and not in the input", planned_names - names)
         owned_batch.drop_plan()
-        source = owned_batch.request.get("prompts")
-        go_on = ("run", source, "--out", batch) if source else ("watch", batch)
-    say(f"Plan and send it with the options that it had: {next_command(*go_on)}")
+        say(f"Plan and send it with the options that it had: {owned_batch.go_on_command}")
     return 0
 
 

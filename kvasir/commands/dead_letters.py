@@ -4,7 +4,7 @@ import json
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -116,8 +116,8 @@ def show(global_options: Globals, filters: _Filters, as_json: bool) -> int:
 def replay(global_options: Globals, filters: _Filters, all_letters: bool, as_json: bool) -> int:
     """Run the jobs of dead letters once more, each as its job's next run.
 
-    The batch's owner takes the results: `kvasir watch FOLDER` fetches them. With --batch FOLDER the batch also waits
-    for them.
+    The batch's owner takes the results: `kvasir watch FOLDER` fetches them, for prompts the same `kvasir run`. With
+    --batch FOLDER the batch also waits for them.
     """
     letter_filter = filters.required_filter(all_letters)
     with _open_dead_letters(global_options) as (client, graveyard), _own_batch(filters.batch) as owner:
@@ -138,8 +138,9 @@ def replay(global_options: Globals, filters: _Filters, all_letters: bool, as_jso
             f"{plural(len(replay_result.jobs), 'job')} run again, "
             f"{plural(len(replay_result.refusals), 'letter')} left where they were"
         )
+        go_on = owner.go_on_command if owner else f"{next_command('watch', 'FOLDER')}, or the same kvasir run again"
         for batch_id in sorted({job.batch_id for job in replay_result.jobs}):
-            say(f"Fetch the results of {batch_id} with: {next_command('watch', filters.batch if owner else 'FOLDER')}")
+            say(f"Fetch the results of {batch_id} with the options that it had: {go_on}")
     return 1 if replay_result.refusals else 0
 
 
@@ -177,14 +178,10 @@ def _open_dead_letters(global_options: Globals) -> Iterator[tuple[Client, DeadLe
         yield client, graveyard
 
 
-@contextmanager
-def _own_batch(batch: str) -> Iterator[Batch | None]:
+def _own_batch(batch: str) -> AbstractContextManager[Batch | None]:
     """Open the named batch's folder, unless another process owns the batch: then the results reach that process."""
-    if not batches.exists(Path(batch)) or batches.is_owned(Path(batch)):
-        yield None
-        return
-    with Batch(Path(batch)) as owned_batch:
-        yield owned_batch
+    is_free = batches.exists(Path(batch)) and not batches.is_owned(Path(batch))
+    return Batch(Path(batch)) if is_free else nullcontext()
 
 
 def _print_letters(letters: list[Letter]) -> None:

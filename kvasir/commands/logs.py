@@ -151,7 +151,7 @@ def job(global_options: Globals, job_id: str, folder: Path | None, ssh_config: P
 def _whereabouts(settings: Settings, client: Client, batch: Batch | None, job_id: str, model: str) -> Iterator[str]:
     """Yield sentences on where an unfinished job is, and why it waits there."""
     if batch and not batch.is_confirmed(job_id):
-        yield f"It was never sent: {next_command('watch', batch.folder)} does that."
+        yield f"It was never sent: {batch.go_on_command} does that."
     # If nobody is decoding the job, this call claims it for a millisecond.
     ((body, _),) = client.cluster_state.take_up(
         "kvasir-job", [(job_id, batch.runs.get(job_id, 1) if batch else 1)], ttl_s=0.001

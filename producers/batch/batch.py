@@ -184,6 +184,12 @@ class Batch(AbstractContextManager["Batch"]):
             raise BatchError(other_form(self.folder, self.prompt_form))
 
     @property
+    def go_on_command(self) -> str:
+        """The command that goes on with the batch; one of prompts takes the options that it had."""
+        source = self.request.get("prompts")
+        return next_command("run", source, "--out", self.folder) if source else next_command("watch", self.folder)
+
+    @property
     def may_plan(self) -> bool:
         """Whether its jobs may be planned now.
 

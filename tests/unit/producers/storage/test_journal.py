@@ -3,6 +3,7 @@
 import errno
 import os
 import tracemalloc
+from pathlib import Path
 
 import pytest
 
@@ -119,6 +120,17 @@ def test_running_again_wants_a_new_result_except_where_one_succeeded(tmp_path):
         assert not again.is_confirmed("j2")
         again.journal.record([a_result("j2", run=2)])
         assert list(again.open_jobs) == []
+
+
+@pytest.mark.parametrize(
+    ("request_of_batch", "command"),
+    [({"folder": "x"}, "kvasir watch hw1"), ({"prompts": "p.jsonl"}, "kvasir run p.jsonl --out hw1")],
+)
+def test_a_batch_of_prompts_goes_on_with_run_and_a_class_with_watch(tmp_path, monkeypatch, request_of_batch, command):
+    monkeypatch.chdir(tmp_path)
+    with Batch(Path("hw1")) as batch:
+        batch.plan([an_entry("j1")], request_of_batch)
+        assert batch.go_on_command == command
 
 
 def test_a_batch_has_one_owner_at_a_time(tmp_path):
