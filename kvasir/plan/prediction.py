@@ -76,7 +76,7 @@ class Prediction:
     def machine_shares(self) -> dict[str, float]:
         """The share of the makespan in which each machine is busy: of both stages together, at most 1."""
         return {
-            busy.machine: min(1.0, sum(other.share for other in self.busy if other.machine == busy.machine))
+            busy.machine: min(1.0, sum(stage.share for stage in self.busy if stage.machine == busy.machine))
             for busy in self.busy
         }
 
