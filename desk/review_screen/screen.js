@@ -542,13 +542,14 @@ class Screen {
       // A comment for new points is not offered elsewhere: there the points are still the old ones.
       if (feedback && from && feedback !== from && points === undefined) this.same = { id, from, to: feedback, reason, item: this.shown };
     }
-    const left = isChanged ? this.unfinished("there", accepts) : "";
+    const isLast = !this.ahead(1).length;
+    const left = isChanged ? this.unfinished(isLast ? "on it" : "there", accepts) : "";
     const seen = draft && { version: draft.version, seen: draft.seen };
     const act = this.act(accepts ? "accept" : "decide", { item_id: this.shown, changes, ...seen });
     this.remember(act, before, this.ahead(1)[0]);
     this.setDraft(this.shown, undefined);
     const done = [isChanged ? "Saved" : "", accepts ? "accepted" : ""].filter(Boolean).join(" and ");
-    this.leave(`${done[0].toUpperCase()}${done.slice(1)}: ${this.name(act.item_id)}.${left}${left && " k goes back."}`);
+    this.leave(`${done[0].toUpperCase()}${done.slice(1)}: ${this.name(act.item_id)}.${left}${left && !isLast ? " k goes back." : ""}`);
   }
 
   /** Why this can't be saved, or not be accepted; "" if it can. */
@@ -573,7 +574,7 @@ class Screen {
     const isSeen = ({ id }) => place === "here" && id === this.active; // its row says so
     const titles = titlesOf(criteria.filter((each) => changes[each.id] && isMisfit(each) && !isSeen(each)));
     const mayAccept = place === "here" && criteria.every(({ points }) => points !== null);
-    const blank = open.length ? ` Still to decide ${place}, or blank: ${open.join(", ")}${mayAccept ? "; a saves, and accepts the rest" : ""}.` : "";
+    const blank = open.length ? ` Still to decide ${place}, or blank: ${open.join(", ")}${mayAccept ? "; press a to save this and accept the rest" : ""}.` : "";
     return blank + (titles ? ` Feedback on ${titles} is for other points.` : "");
   }
 
@@ -597,7 +598,7 @@ class Screen {
   leave(status) {
     const [id] = this.ahead(1);
     if (id) return this.go(id, status);
-    this.status = `${status} There is none after this one.`;
+    this.status = `${status} There is none after this one${this.waiting().length ? "; g goes to the next that needs you" : ", and none needs you any more"}.`;
     this.enteredAt = performance.now(); // a key pressed twice decides once here, too
     this.render();
     this.later();
@@ -848,7 +849,8 @@ class Screen {
       make("p", {}, make("button", { type: "button", onclick: () => this.close() }, make("span", {}, "Close"), " ", make("kbd", {}, "Esc")))));
     this.over.setAttribute("aria-labelledby", "kv-over-title");
     this.over.hidden = false;
-    (this.over.querySelector("input") || this.over.querySelector("button")).focus();
+    (this.over.querySelector("input") || this.over.querySelector("button")).focus({ preventScroll: true });
+    this.over.scrollTop = 0; // a long list is read from its beginning
   }
 
   close() {
@@ -948,6 +950,8 @@ class Screen {
     this.fields.name.value = this.yourName || this.data.account; // what is written beside a decision
     this.fields.name.placeholder = this.data.account;
     this.fields.name.addEventListener("input", () => this.takeName());
+    // The account's name stands there only until somebody types their own: typing replaces it.
+    this.fields.name.addEventListener("click", ({ target }) => target.value === this.data.account && target.select());
     this.keepName();
     if (document.activeElement?.type === "radio") document.activeElement.blur();
     // Words are kept as they are typed; what they change on the page waits until the field is left.

@@ -326,7 +326,10 @@ def test_feedback_that_was_written_for_other_points_is_said_to_be_and_left_out_b
     [decided] = wait_until_kept(browser, folder, 1)
     assert (decided.points, decided.feedback) == (1, "")
     press(browser, "3", "…", "Enter")
-    browser.wait_for("Feedback on It runs is for other points. k goes back.")
+    # Of the last one: there is nothing to go back from, and nothing is left to do.
+    browser.wait_for(
+        "Feedback on It runs is for other points. There is none after this one, and none needs you any more."
+    )
     assert wait_until_kept(browser, folder, 2)[1].feedback == "Fine."
     browser.wait_for("This feedback was written for 2 of 3; it is now 3.")
 
@@ -572,7 +575,7 @@ def test_what_saving_leaves_open_is_said_before_it_is_saved(browser: Browser, de
     browser.wait_for("Accept and next")
     press(browser, "1")
     browser.wait_for("Save and next")
-    browser.wait_for("Still to decide here, or blank: It can be read; a saves, and accepts the rest.")
+    browser.wait_for("Still to decide here, or blank: It can be read; press a to save this and accept the rest.")
     browser.wait_for("Final points – / 5; 3 once all is decided")
     browser.wait_for("This feedback was written for 2 of 3; you gave 1.")
     press(browser, "ArrowDown")
