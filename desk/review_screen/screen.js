@@ -233,9 +233,10 @@ class Screen {
     const free = this.same?.places?.filter(([, , who]) => !who) || [];
     if (!free.length) return this.say("There is no comment to change on other submissions.");
     const { id, to, reason } = this.same;
+    const group = `${this.sender} ${this.acted}`;
     for (const [item, version] of free) {
       const changes = { [id]: { feedback: to, reason } };
-      this.remember(this.act("decide", { item_id: item, version, seen: [], changes }), null);
+      this.remember(this.act("decide", { item_id: item, version, seen: [], changes }), null, { group });
     }
     this.same = null;
     this.status = `The comment is changed on ${free.length} more.`;
@@ -546,7 +547,7 @@ class Screen {
     const left = isChanged ? this.unfinished(isLast ? "on it" : "there", accepts) : "";
     const seen = draft && { version: draft.version, seen: draft.seen };
     const act = this.act(accepts ? "accept" : "decide", { item_id: this.shown, changes, ...seen });
-    this.remember(act, before, this.ahead(1)[0]);
+    this.remember(act, before, { next: this.ahead(1)[0] });
     this.setDraft(this.shown, undefined);
     const done = [isChanged ? "Saved" : "", accepts ? "accepted" : ""].filter(Boolean).join(" and ");
     this.leave(`${done[0].toUpperCase()}${done.slice(1)}: ${this.name(act.item_id)}.${left}${left && !isLast ? " k goes back." : ""}`);
@@ -589,9 +590,9 @@ class Screen {
     return [...open.map(({ title }) => title), ...(isWholeOpen && !isSettled ? ["the work as a whole"] : [])];
   }
 
-  /** Keep how this is undone; `next` is where it led. */
-  remember(act, before, next = this.shown) {
-    this.undoable.push({ id: idOf(act), item: act.item_id, before, next });
+  /** Keep how this is undone; `next` is where it led. What has the same `group` is undone together. */
+  remember(act, before, { next = this.shown, group } = {}) {
+    this.undoable.push({ id: idOf(act), item: act.item_id, before, next, group });
     sessionStorage.setItem(this.prefix + "undo", JSON.stringify(this.undoable.slice(-50)));
   }
 
@@ -613,6 +614,7 @@ class Screen {
     }
     const last = this.undoable.at(-1);
     if (!last) return this.say("Nothing was saved on this page that could be undone.");
+    if (last.group) return this.undoGroup(last.group);
     const name = this.name(last.item);
     if (![last.item, last.next].includes(this.shown) && this.asked !== last.id) {
       this.asked = last.id;
@@ -623,6 +625,17 @@ class Screen {
     if (this.same?.item === last.item) this.same = null; // the comment that it would spread is undone
     this.act("undo", { item_id: last.item, undoes: last.id, before: last.before });
     this.go(last.item, `Undone: what you saved for ${name}, who is shown again.`);
+  }
+
+  /** One key changed a comment on several submissions, so one key takes it back on all of them. */
+  undoGroup(group) {
+    const entries = this.undoable.filter((entry) => entry.group === group);
+    this.undoable = this.undoable.filter((entry) => entry.group !== group);
+    sessionStorage.setItem(this.prefix + "undo", JSON.stringify(this.undoable));
+    for (const { id, item, before } of entries) this.act("undo", { item_id: item, undoes: id, before });
+    this.status = `Undone: the comment on ${entries.length} more.`;
+    this.render();
+    this.later();
   }
 
   resolve(isMine) {

@@ -656,6 +656,35 @@ def test_a_comment_is_reused_and_changed_wherever_it_is_ones_own(browser: Browse
     assert browser.evaluate("window.kvasirReview.same ?? null") is None
 
 
+def test_one_key_takes_back_a_comment_on_all_submissions_where_one_key_changed_it(
+    browser: Browser, desk: DeskPage
+) -> None:
+    folder = graded_assignment(desk, 4)
+    open_review(browser, desk, folder)
+    items = browser.evaluate("window.kvasirReview.data.queues.all")
+    for item in items:
+        append_override(folder, Override(item, "works", 2, "It runs.", "kinder", "Ada"))
+    browser.reload()
+    browser.fill("Your name", "Ada")
+    browser.wait_for("(len(values) + 0)")
+    browser.fill("Feedback on works", "It runs, and it is short.")
+    browser.click("Save and next")
+    browser.wait_for("Change it on all 3")
+    press(browser, "y")
+    browser.wait_for("The comment is changed on 3 more.")
+
+    def comments() -> list[str | None]:
+        standing = {each.item_id: each.feedback for each in read_overrides(folder)}
+        return [standing[item] for item in items]
+
+    wait_until(lambda: comments() == ["It runs, and it is short."] * 4, "all are changed", PATIENCE_S)
+    press(browser, "z")
+    browser.wait_for("Undone: the comment on 3 more.")
+    wait_until(
+        lambda: comments() == ["It runs, and it is short."] + ["It runs."] * 3, "three are taken back", PATIENCE_S
+    )
+
+
 def test_one_criterion_is_gone_through_without_names_and_in_shares(browser: Browser, desk: DeskPage) -> None:
     folder = graded_assignment(desk, 7)
     open_review(browser, desk, folder, "&show=all")
