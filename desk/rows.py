@@ -122,11 +122,15 @@ def what_goes_out(finals: Iterable[FinalGrade], overrides_by_item: Mapping[str, 
         if final.is_reviewed
     )
     misfits = sum(
-        None not in (item.points, original.points)
-        and item.points != original.points
-        and item.feedback.strip() == original.feedback.strip() != ""
+        None not in (points, old_points) and points != old_points and text.strip() == old_text.strip() != ""
         for final in given_grades
-        for item, original in zip(final.criteria, final.grade.criteria, strict=True)
+        for points, old_points, text, old_text in [
+            (final.earned_points, final.grade.points, final.summary, final.grade.summary),
+            *(
+                (item.points, original.points, item.feedback, original.feedback)
+                for item, original in zip(final.criteria, final.grade.criteria, strict=True)
+            ),
+        ]
     )
     alone_count = len(given_grades) - decided_count
     points = f"{decided_count} that a person has decided on, {alone_count} on the model's points alone"

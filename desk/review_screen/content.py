@@ -99,6 +99,7 @@ def submission_content(row: Row, standing: Overrides) -> dict[str, Any]:
         "remarks": list(row.final.grade.remarks),
         "reason": grade.reason,
         "summary": row.final.summary,
+        "written": grade.summary,  # by the model
         "criteria": [
             _criterion(item, original, [doubt.why for doubt in grade.doubts if doubt.criterion_id == item.id])
             for item, original in zip(row.final.criteria, grade.criteria, strict=True)

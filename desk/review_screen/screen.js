@@ -1188,6 +1188,7 @@ class Screen {
     const isDoubtful = this.data.people[this.shown]?.criteria.includes(id);
     const head = make("button", { type: "button", "aria-expanded": String(isActive), "data-key": `row ${id}`, onclick: () => this.open(id) },
       make("span", { class: "kv-title" }, criterion ? criterion.title : titles[id]),
+      id === SUMMARY && isForOtherPoints(state) ? make("span", { class: "kv-changed" }, "for other points") : "",
       isDoubtful ? make("span", { class: "kv-flag", title: criterion.doubts.join("; ") }, "⚑ open") : "",
       change ? make("span", { class: "kv-changed" }, "not saved") : "",
       criterion ? make("span", { class: "kv-points" }, `${show(criterion.points)} / ${criterion.max}`) : "");
@@ -1230,7 +1231,11 @@ class Screen {
   }
 
   summaryBody(state) {
-    return this.commentFields(SUMMARY, "Summary", state.summary);
+    const leaveOut = () => { this.change(SUMMARY, { feedback: "" }); this.render(); };
+    const note = make("div", { class: "kv-misfit" },
+      make("span", {}, `This summary was written for ${state.model} of ${state.max}. Edit it, or leave it out.`),
+      make("button", { type: "button", onclick: leaveOut }, make("span", {}, "Leave it out"), " ", make("kbd", {}, "X")));
+    return this.commentFields(SUMMARY, "Summary", state.summary, isForOtherPoints(state) ? [note] : []);
   }
 
   misfit({ id, points, model, max }) {
@@ -1352,6 +1357,10 @@ const keyOf = (element) => element.dataset.key || element.getAttribute("aria-lab
 /** Whether the model's words go out with points that they were not written for. */
 const isMisfit = ({ points, model, feedback, written }) =>
   points !== null && model !== null && points !== model && !!written.trim() && feedback.trim() === written.trim();
+
+/** The same of the summary, which speaks of all points together. */
+const isForOtherPoints = ({ criteria, summary, written }) =>
+  criteria.some(({ points, model }) => points !== null && model !== null && points !== model) && !!written.trim() && summary.trim() === written.trim();
 
 const idOf = (act) => `${act.sender} ${act.number}`;
 const titlesOf = (criteria) => criteria.map(({ title }) => title).join(", ");

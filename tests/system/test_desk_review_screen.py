@@ -334,6 +334,24 @@ def test_feedback_that_was_written_for_other_points_is_said_to_be_and_left_out_b
     browser.wait_for("This feedback was written for 2 of 3; it is now 3.")
 
 
+def test_a_summary_that_was_written_for_other_points_is_said_to_be_and_left_out_by_a_key(
+    browser: Browser, desk: DeskPage
+) -> None:
+    folder = graded_assignment(desk, 1)
+    open_review(browser, desk, folder)
+    wait_until_holds(browser, "Feedback on works", "Fine.")
+    assert "for other points" not in browser.text()
+    press(browser, "1")
+    browser.wait_for("Summary\nfor other points")
+    press(browser, "ArrowDown", "ArrowDown")
+    browser.wait_for("This summary was written for 4 of 5. Edit it, or leave it out.")
+    press(browser, "x")
+    browser.wait_gone("This summary was written for 4 of 5")
+    press(browser, "Enter")
+    wait_until_kept(browser, folder, 2)
+    assert {each.criterion_id: each.feedback for each in read_overrides(folder)}[None] == ""
+
+
 def test_points_that_cannot_be_given_are_not_taken_for_no_change(browser: Browser, desk: DeskPage) -> None:
     folder = graded_assignment(desk, 2)
     open_review(browser, desk, folder)

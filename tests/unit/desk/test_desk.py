@@ -246,7 +246,8 @@ def test_an_export_says_who_has_decided_and_which_feedback_was_written_for_other
 
     assert what_goes_out([row.final for row in make_rows(view, standing)], standing) == [
         "3 grades in this file: 2 that a person has decided on, 1 on the model's points alone.",
-        "1 feedback text was written for other points than those given now. Review shows which.",
+        # One of a criterion, and three summaries: of the same total, the points of which changed.
+        "4 feedback texts were written for other points than those given now. Review shows which.",
     ]
     assert what_goes_out([], {}) == [
         "0 grades in this file: 0 that a person has decided on, 0 on the model's points alone."
