@@ -76,6 +76,8 @@ def show_export_page(desk: Desk, folder: Path) -> None:
                 st.write(escape_markdown(since.summary()))
                 if since.differences:
                     _show_lines(since.lines())
+                if since.last:
+                    st.caption("Points are compared, not texts.")
             held_ids = export_file.held_ids
             held_grades = [final for final in grades if held_ids is None or final.grade.id in held_ids]
             for sentence in what_goes_out(held_grades, desk.rows(folder)[2]):

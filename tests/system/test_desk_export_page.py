@@ -122,6 +122,7 @@ def test_canvas_takes_back_the_gradebook_that_the_browser_downloads(
     browser.wait_for("1 feedback text was written for other points")
     data = made(browser, "canvas-gradebook.csv")
     browser.wait_for("Nothing would differ from the last export of this kind")
+    browser.wait_for("Points are compared, not texts.")
 
     found = lms.canvas_import(data, {"701"}, {"48102", "48103"})
     assert found.grades == {"701": {"48102": 3.0}}, "what can't be read stays blank, and is no 0"
