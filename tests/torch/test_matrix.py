@@ -27,7 +27,9 @@ PARTLY = {
 
 @pytest.fixture(scope="module")
 def found(store_url: str) -> dict[str, Any]:
-    return harness.fresh_process("benchmarks.matrix", "--models", *WHOLE, *PARTLY, store_url=store_url)
+    # Minutes on two cores, and more beside other tests.
+    command = ["--models", *WHOLE, *PARTLY]
+    return harness.fresh_process("benchmarks.matrix", *command, store_url=store_url, timeout_s=1800)
 
 
 def pairs_of(rows: list[dict[str, Any]], model: str) -> list[tuple[str, str]]:
