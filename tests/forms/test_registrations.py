@@ -60,7 +60,7 @@ def test_details_inside_a_card_are_refused() -> None:
 
 
 REFUSED: list[tuple[Callable[[], object], str]] = [
-    (lambda: WorkerDetails(roles=("prefill", "prefill")), "differ"),
+    (lambda: WorkerDetails(roles=("prefill", "prefill")), "the same role twice"),
     (lambda: WorkerDetails(roles=("grade",)), "decode, prefill"),  # type: ignore[arg-type]
     (lambda: WorkerDetails(roles=("prefill", "decode", "prefill")), "roles"),
     (lambda: WorkerDetails(decode_curves=(CURVE, CURVE)), "different models"),
