@@ -1188,7 +1188,7 @@ class Screen {
     const isDoubtful = this.data.people[this.shown]?.criteria.includes(id);
     const head = make("button", { type: "button", "aria-expanded": String(isActive), "data-key": `row ${id}`, onclick: () => this.open(id) },
       make("span", { class: "kv-title" }, criterion ? criterion.title : titles[id]),
-      id === SUMMARY && isForOtherPoints(state) ? make("span", { class: "kv-changed" }, "for other points") : "",
+      id === SUMMARY && isForOtherPoints(state) ? make("span", { class: "kv-flag", title: "written for other points" }, "⚑", make("span", { class: "kv-wide" }, " for other points")) : "",
       isDoubtful ? make("span", { class: "kv-flag", title: criterion.doubts.join("; ") }, "⚑ open") : "",
       change ? make("span", { class: "kv-changed" }, "not saved") : "",
       criterion ? make("span", { class: "kv-points" }, `${show(criterion.points)} / ${criterion.max}`) : "");

@@ -342,7 +342,7 @@ def test_a_summary_that_was_written_for_other_points_is_said_to_be_and_left_out_
     wait_until_holds(browser, "Feedback on works", "Fine.")
     assert "for other points" not in browser.text()
     press(browser, "1")
-    browser.wait_for("Summary\nfor other points")
+    browser.wait_for("Summary\n⚑ for other points")
     press(browser, "ArrowDown", "ArrowDown")
     browser.wait_for("This summary was written for 4 of 5. Edit it, or leave it out.")
     press(browser, "x")
