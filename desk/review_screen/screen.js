@@ -1164,10 +1164,8 @@ class Screen {
   }
 
   head(state) {
-    const points = state.criteria.map((criterion) => criterion.points);
     const isMoved = this.drafts[this.shown] || this.acts.some((act) => act.item_id === this.shown);
-    const sum = points.includes(null) ? null : Math.max(0, Number(points.reduce((total, each) => total + each, 0).toFixed(6)));
-    const total = isMoved && state.whole === null ? show(sum) : state.points || "–";
+    const total = isMoved && state.whole === null ? show(sumOf(state.criteria)) : state.points || "–";
     const isOpen = isMoved && total !== "–" && this.stillOpen().length > 0;
     return make("div", {},
       make("div", { class: "kv-head" },
@@ -1231,10 +1229,9 @@ class Screen {
   }
 
   summaryBody(state) {
-    const leaveOut = () => { this.change(SUMMARY, { feedback: "" }); this.render(); };
     const note = make("div", { class: "kv-misfit" },
       make("span", {}, `This summary was written for ${state.model} of ${state.max}. Edit it, or leave it out.`),
-      make("button", { type: "button", onclick: leaveOut }, make("span", {}, "Leave it out"), " ", make("kbd", {}, "X")));
+      make("button", { type: "button", onclick: () => this.leaveOut() }, make("span", {}, "Leave it out"), " ", make("kbd", {}, "X")));
     return this.commentFields(SUMMARY, "Summary", state.summary, isForOtherPoints(state) ? [note] : []);
   }
 
@@ -1358,9 +1355,17 @@ const keyOf = (element) => element.dataset.key || element.getAttribute("aria-lab
 const isMisfit = ({ points, model, feedback, written }) =>
   points !== null && model !== null && points !== model && !!written.trim() && feedback.trim() === written.trim();
 
-/** The same of the summary, which speaks of all points together. */
-const isForOtherPoints = ({ criteria, summary, written }) =>
-  criteria.some(({ points, model }) => points !== null && model !== null && points !== model) && !!written.trim() && summary.trim() === written.trim();
+/** The sum of the criteria's points, at least 0; null if some have none. */
+const sumOf = (criteria) => {
+  const points = criteria.map((criterion) => criterion.points);
+  return points.includes(null) ? null : Math.max(0, Number(points.reduce((total, each) => total + each, 0).toFixed(6)));
+};
+
+/** The same of the summary, which was written for the model's total; a deduction for lateness doesn't count. */
+const isForOtherPoints = ({ criteria, whole, model, summary, written }) => {
+  const total = whole ?? sumOf(criteria);
+  return total !== null && !!model && show(total) !== model && !!written.trim() && summary.trim() === written.trim();
+};
 
 const idOf = (act) => `${act.sender} ${act.number}`;
 const titlesOf = (criteria) => criteria.map(({ title }) => title).join(", ");

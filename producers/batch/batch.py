@@ -284,7 +284,7 @@ class Batch(AbstractContextManager["Batch"]):
         self._intake = [entry.job_id for entry in counted_entries if entry.role == "intake"]
         # How each planned job ended; None: the job has not ended.
         self.states: dict[str, State | None] = {entry.job_id: None for entry in self.entries}
-        # Contains only jobs that this process waits for.
+        # `open_jobs` contains only jobs that this process waits for.
         self.open_jobs = {entry.job_id: entry for entry in counted_entries}
         self._tally: Counter[State | None] = Counter({None: len(self.open_jobs)})
         for job_id in self.states:
