@@ -19,6 +19,10 @@ from messages.jobs import Part, PrefillReport, Sampling
 from messages.kv import KVCache, KVLayout, Record
 from messages.workers import Link
 
+# The `prefill_slots` of an engine that computes one prompt at a time: one more is computed while the last one's blocks
+# are stored. Otherwise a GPU would wait for the network after each prompt.
+PROMPTS_IN_TURN = 2
+
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
@@ -63,7 +67,7 @@ class EngineInfo:
     build: str = ""  # version of the program that runs the model
     slot_file_version: str = ""  # format of the engine's KV cache files; "": it uses no files
     outside: str = ""  # host outside private networks that gets the prompts; "": there is none
-    prefill_slots: int = 1  # how many prompts prefill computes at once
+    prefill_slots: int = 1  # how many prompts prefill takes at once
     weights: str = ""  # the weights' own fingerprint, if `fingerprint` names a family; "": the same as `fingerprint`
 
     def require_capacity(self, tokens: int) -> None:
@@ -146,7 +150,7 @@ class Tokenizes(Protocol):
 
 
 class PrefillEngine(Tokenizes, Protocol):
-    """Computes KV caches. Callable from `info.prefill_slots` threads at once; a further caller waits."""
+    """Computes KV caches. Callable from any thread. The engine may batch the calls, or let them wait for each other."""
 
     def prefill(
         self,

@@ -7,7 +7,7 @@ from infra.turns import Turns
 
 
 class PrefillFlow:
-    """The flow of a worker that computes one prompt at a time. One job is pushed, and no other is held.
+    """The flow of a worker that takes one prompt at a time. One job is pushed, and no other is held.
 
     `next` is called when the worker has finished its last job.
     """
@@ -36,7 +36,7 @@ class PrefillFlow:
 
 
 class SlotFlow:
-    """The flow of a worker whose engine computes several prompts at once.
+    """The flow of a worker whose engine takes several prompts at once.
 
     A job is pulled when a slot is free. A pushed job would wait here while another worker is idle. A worker listens
     only if it finds no job.

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
-from engines.base import Answer, Capabilities, EngineInfo, TokenizedPrompt
+from engines.base import PROMPTS_IN_TURN, Answer, Capabilities, EngineInfo, TokenizedPrompt
 from engines.chat import SAMPLE, common_prefix
 from engines.entry import EngineOptions, closed_on_failure
 from engines.llamacpp import slotfile
@@ -100,6 +100,7 @@ class LlamaCppEngine:
             rounding=rounding(gguf) if gguf else "q4",
             build=f"{self._server.get('/props').get('build_info')}, {package_version()}",
             slot_file_version=str(self._shape.version) if self._shape else "",
+            prefill_slots=PROMPTS_IN_TURN,
         )
 
     @property

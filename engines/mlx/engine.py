@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 
-from engines.base import Answer, Capabilities, EngineInfo
+from engines.base import PROMPTS_IN_TURN, Answer, Capabilities, EngineInfo
 from engines.entry import EngineOptions, closed_on_failure
 from engines.huggingface.engine import FolderEngine
 from engines.huggingface.prompt import HFPrompt
@@ -65,6 +65,7 @@ class MLXEngine(FolderEngine):
             vocabulary=min(len(self._token_bytes), loop.num_logits),
             rounding=rounding(folder, loop.layout.dtype) if loop.layout else "q4",
             build=builds("mlx", "mlx-lm"),
+            prefill_slots=PROMPTS_IN_TURN,
         )
         atexit.register(self.close)  # a thread inside MLX must not outlive the interpreter
 

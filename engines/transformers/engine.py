@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from transformers import DynamicCache
 
-from engines.base import Answer, Capabilities, EngineInfo
+from engines.base import PROMPTS_IN_TURN, Answer, Capabilities, EngineInfo
 from engines.chat import common_prefix
 from engines.entry import EngineOptions
 from engines.huggingface.constrain import Constraint
@@ -85,6 +85,7 @@ class TransformersEngine(FolderEngine):
             vocabulary=len(self._token_bytes),
             rounding=rounding(weights.folder, layout.dtype) if layout else "q4",
             build=builds("torch", "transformers"),
+            prefill_slots=PROMPTS_IN_TURN,
         )
 
     def close(self) -> None:
@@ -108,20 +109,25 @@ class TransformersEngine(FolderEngine):
         self.info.require_capacity(len(tokens))
         if resume is not None:
             resume.require_part_of(len(tokens), min_evaluated=0)
+        under_way: deque[Copies] = deque()
         with self._slot(self._prefilling, stop) as model:
             start = time.monotonic()
             run = self._begin(model, resume)
             spans = deque(span for span in layout.block_spans(len(tokens)) if span[1] > first)
-            for copies in self._chunks(model, run, exporter, tokens, spans, partial(self._check_running, stop)):
+            check = partial(self._check_running, stop)
+            for copies in self._chunks(model, run, exporter, tokens, spans, under_way, check):
                 for block in copies.wait_for_blocks():
                     emit(block)
-            for record in exporter.snapshot(run.past):
-                emit(record)
-            return PrefillReport(
+            records: list[Record] = [block for copies in under_way for block in copies.wait_for_blocks()]
+            records += exporter.snapshot(run.past)
+            report = PrefillReport(
                 computed_tokens=run.fed_tokens,
                 restored_tokens=len(tokens) - run.fed_tokens,
                 prefill_s=time.monotonic() - start,
             )
+        for record in records:  # outside of the slot: the next prompt is computed while these are stored
+            emit(record)
+        return report
 
     def decode(
         self,
@@ -218,19 +224,18 @@ class TransformersEngine(FolderEngine):
         exporter: Exporter,
         tokens: Sequence[int],
         spans: deque[tuple[int, int]],
+        under_way: deque[Copies],
         check: Check,
     ) -> Iterator[Copies]:
         """Compute the rest of `tokens` that `run` lacks, chunk by chunk, and yield the blocks at `spans` when their
-        tokens are done."""
-        under_way: deque[Copies] = deque()
+        tokens are done. The last of them stay in `under_way`."""
         for chunk in self._split_chunks(tokens[run.length :]) or [()]:
             model.compute(run, chunk, check)
             ready = [spans.popleft() for _ in range(sum(end <= run.length for _, end in spans))]
             under_way.append(exporter.blocks(run.past, ready))
-            if len(under_way) > self._in_flight:
+            if len(under_way) > self._in_flight and run.length < len(tokens):
                 yield under_way.popleft()
             check()
-        yield from under_way
 
     def _read_prompt(self, model: TorchModel, run: ModelRun, tokens: Sequence[int], check: Check) -> Scores:
         # The prompt is split into the same chunks as in prefill. So a run without a transferred cache computes exactly

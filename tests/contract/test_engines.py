@@ -3,7 +3,7 @@
 import json
 import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -274,6 +274,28 @@ def test_a_prefill_that_is_stopped_before_it_begins_raises_cancelled(pair: Pair)
     stop.set()
     with pytest.raises(Cancelled):
         blocks_of(pair.prefill, pair.prompt("stop"), stop=stop)
+
+
+def test_the_next_prompt_is_computed_while_blocks_are_stored_if_the_engine_takes_two(pair: Pair) -> None:
+    # Given a prompt whose last block can't be stored for now
+    tokens, computed, stored = pair.prompt("def main(): pass")[:-1], threading.Event(), threading.Event()
+
+    def store_last(block: Block) -> None:
+        if block.end == len(tokens):
+            computed.set()
+            stored.wait(60)
+
+    with ThreadPoolExecutor(2) as threads:
+        first = threads.submit(pair.prefill.prefill, tokens, store_last)
+        assert computed.wait(60)
+        # When another is given
+        second = threads.submit(blocks_of, pair.prefill, tokens)
+        # Then it is computed now, unless the engine takes one prompt after the other
+        done, _ = wait([second], timeout=60 if pair.prefill.info.prefill_slots > 1 else 1)
+        assert bool(done) == (pair.prefill.info.prefill_slots > 1)
+        stored.set()
+        assert first.result().computed_tokens
+        assert second.result()[-1].end == len(tokens)
 
 
 def test_prompt_and_answer_that_do_not_fit_the_context_are_refused(pair: Pair) -> None:
