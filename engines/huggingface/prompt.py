@@ -55,8 +55,8 @@ class HFPrompt(ChatPrompt):
         self._parsing = _load(self.tokenizer_json, folder)
         for entry in marks:
             entry["special"] = True
-        # A Unigram model lists the marks among its pieces too, even as the likeliest ones. Each such piece gets a
-        # random name that no text can contain.
+        # A Unigram model also lists the marks among its pieces, sometimes as the likeliest ones. So each of these
+        # pieces gets a random name that no text can contain.
         if definition["model"].get("type") == "Unigram":
             hidden = {entry["content"]: secrets.token_hex(16) for entry in marks}
             definition["model"]["vocab"] = [
