@@ -49,8 +49,8 @@ class HFPrompt(ChatPrompt):
         # user is allowed to become such a mark.
         marks = [entry for entry in definition.get("added_tokens") or [] if entry["content"].strip()]
         self._control = _control_pattern(marks)
-        # llama.cpp turns each of these marks into one token, in any text. So the llama.cpp engine cuts a text inside
-        # each mark. This class does the same, so that both get the same ids.
+        # llama.cpp turns such an ordinary mark into one token, even in a user's text. To prevent this, the llama.cpp
+        # engine cuts a text inside each mark. This class does the same, so that both get the same ids.
         self._ordinary_marks = _pattern([re.escape(entry["content"]) for entry in marks if not entry.get("special")])
         self._parsing = _load(self.tokenizer_json, folder)
         for entry in marks:
