@@ -26,11 +26,11 @@ from engines.base import TokenizedPrompt
 from messages.errors import ConfigError, InvalidPrompt
 from messages.jobs import ChatRole, Part
 
-# Dates in a rendered template are replaced. The marker has only lower-case letters, so it never contains a date.
+# Dates in a rendered template can get replaced. A marker has only lower-case letters, so it never looks like a date.
 _MARKER = "kvasirqzjwkmarker"
 _MARKER_PATTERN = re.compile(_MARKER + "([a-j]+)x")
-# In place of a function's arguments, a template gets a JSON object whose only key is a marker. It prints this object
-# with `tojson`.
+# In place of a function's arguments, a template gets a JSON object whose only key is a marker. The template prints the
+# object with `tojson`.
 _ARGUMENTS_PATTERN = re.compile(r'\{"(' + _MARKER + r'[a-j]+x)": ?0\}')
 # Some templates require call ids of nine characters. All calls share this id, because no template checks that ids
 # differ.

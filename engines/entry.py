@@ -48,9 +48,10 @@ class EngineEntry:
     capabilities: Capabilities
     weights: str  # the forms that the setting `weights.NAME` can have, joined by ", "
 
-    # How a relative path in `weights` is read. With "path", it starts from the folder of its kvasir.toml, unless it has
-    # a scheme. "path or hub name" means the same, except that OWNER/NAME is a model on the hub if no file has that
-    # path. With "text", the value is never a path.
+    # How the value of `weights.NAME` is read.
+    # "path": as a path, unless it has a scheme. A relative path starts from the folder of the kvasir.toml that has it.
+    # "path or hub name": the same, except that OWNER/NAME is a model on the hub if there is no such path.
+    # "text": never as a path.
     weights_type: Literal["path", "path or hub name", "text"] = "path"
     weights_text: str = ""  # text for docs/reference/configuration.md; "": made from `weights`
     takes_api_key: bool = False

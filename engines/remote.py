@@ -46,14 +46,14 @@ CONNECT_S = 10.0
 # notices this at once, before the server has begun to work, and sends the request again.
 IDLE_S = 1.0
 _LOST_AT_ONCE_S = 1.0
-_MOST_SENT = 4  # a request is sent at most this often, because the next idle connection can have been closed too
+_MOST_SENT = 4  # a request is sent at most this many times, because a repeat can get a closed connection, too
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 10.0  # first and longest pause between two probes of a server that is away
 FINISH_REASONS = ("stop", "length")  # the finish reasons of a complete answer
-RANDOM_SEED = 0xFFFFFFFF  # llama.cpp, which can run behind a server, picks a random seed if it is given this one
+RANDOM_SEED = 0xFFFFFFFF  # llama.cpp, which some servers use, picks a random seed if it is given this one
 LETTERS_PER_TOKEN = 3.0  # assumed until the server has counted the sample's tokens
 
-# A server that counts fewer than this share of the expected tokens has cut the prompt. In prompts that were not cut,
-# the average length of a token varies less.
+# If a server counts less than this share of the expected tokens, it has cut the prompt. The average length of a token
+# varies, too, but not enough to explain such a count.
 _CUT = 0.6
 # Ollama cuts a prompt to half the context, plus a few tokens from its beginning. So a prompt of that length counts as
 # whole only if about as many tokens were expected.
@@ -240,7 +240,7 @@ class RemoteServer(ABC):
 
     async def _shut_down(self) -> None:
         if self._search is not None:
-            # Anyio warns if a connection is ended while it is being opened.
+            # Let the search's probe finish, because Anyio warns if a connection is ended while it is being opened.
             await asyncio.wait({self._search}, timeout=POLL_S)
         tasks = asyncio.all_tasks() - {asyncio.current_task()}
         for task in tasks:
@@ -341,7 +341,8 @@ class TextOnly(Generic[S]):
                 f"{sampling.max_tokens:,}, but the context holds only {self._context:,}"
             )
         text = "".join(part.text for part in prompt)
-        # The prompt's length is counted in bytes of UTF-8, because a token has about as many bytes in every language.
+        # The prompt's length is counted in bytes of UTF-8, because a token has about the same number of them in every
+        # language.
         num_bytes = len(_RUN.sub(r"\1\1\1", text).encode("utf-8", "surrogatepass"))
         # The sample is ASCII, so its letters per token are also bytes per token.
         expected = num_bytes / (self._neighbours_bytes_per_token or self._letters_per_token)

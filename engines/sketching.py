@@ -54,7 +54,7 @@ def fresh_sketch(engine: PrefillEngine, layout: KVLayout) -> Sketch:
 
 
 def _num_tokens(info: EngineInfo) -> int:
-    return min(TOKENS, info.context) - 1  # the decoder computes the last token
+    return min(TOKENS, info.context) - 1  # without the prompt's last token, which the decoder computes
 
 
 def compute_numbers(engine: PrefillEngine, layout: KVLayout, ids: Sequence[int]) -> Array:

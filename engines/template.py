@@ -53,7 +53,7 @@ def rendered(template: Template, messages: list[dict[str, Any]], tokens: dict[st
 @lru_cache(16)
 def require_bounded(text: str, tokens: tuple[tuple[str, str], ...], name: str) -> None:
     """Raises ConfigError if rendering a short conversation, or a long one, takes too much time or memory."""
-    from messages.errors import ConfigError  # imported here, because the test process can't import Kvasir's packages
+    from messages.errors import ConfigError  # imported here, as the separate process can't import Kvasir's packages
     from messages.limits import MAX_TEMPLATE_MEMORY_BYTES, TEMPLATE_S
 
     trial = json.dumps([text, dict(tokens), TEMPLATE_S, MAX_TEMPLATE_MEMORY_BYTES]).encode()

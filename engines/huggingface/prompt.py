@@ -49,14 +49,14 @@ class HFPrompt(ChatPrompt):
         # user is allowed to become such a mark.
         marks = [entry for entry in definition.get("added_tokens") or [] if entry["content"].strip()]
         self._control = _control_pattern(marks)
-        # llama.cpp turns each of these marks into one token, in any text. So the llama.cpp engine cuts a text inside
-        # each mark. This class does the same, so that both get the same ids.
+        # llama.cpp turns such an ordinary mark into one token, even in a user's text. To prevent this, the llama.cpp
+        # engine cuts a text inside each mark. This class does the same, so that both get the same ids.
         self._ordinary_marks = _pattern([re.escape(entry["content"]) for entry in marks if not entry.get("special")])
         self._parsing = _load(self.tokenizer_json, folder)
         for entry in marks:
             entry["special"] = True
-        # A Unigram model lists the marks among its pieces too, even as the likeliest ones. Each such piece gets a
-        # random name that no text can contain.
+        # A Unigram model also lists the marks among its pieces, sometimes as the likeliest ones. So each of these
+        # pieces gets a random name that no text can contain.
         if definition["model"].get("type") == "Unigram":
             hidden = {entry["content"]: secrets.token_hex(16) for entry in marks}
             definition["model"]["vocab"] = [

@@ -23,8 +23,8 @@ DTYPES: dict[str, DType] = {"float16": "f16", "bfloat16": "bf16", "float32": "f3
 _RECURRENT = {"bamba", "falcon_h1", "granitemoehybrid", "jamba", "kimi_linear", "lfm2", "lfm2_moe", "mamba", "mamba2",
               "nemotron_h", "olmo_hybrid", "recurrent_gemma", "rwkv", "zamba", "zamba2"}  # fmt: skip
 
-# Architectures for which PyTorch and MLX rotate pairs of one number from each half of a key. Some rotate only the first
-# part of a key, split into halves.
+# Architectures for which PyTorch and MLX split a key into two halves, and rotate number i of the first half together
+# with number i of the second. Some rotate only the first part of a key. Then that part is split into halves.
 ROTATED_IN_HALVES = {
     *GATED_DELTA,
     "llama",

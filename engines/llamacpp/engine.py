@@ -80,8 +80,8 @@ class LlamaCppEngine:
         self._restored_slots: dict[int, tuple[Path, Sequence[int]]] = {}
         self._no_kv_transfer = self._learn_slot_files()
         layout = self._shape.layout if self._shape else None
-        # A slot with a sliding window or a recurrent state can't go back to an earlier position. Instead, the server
-        # would compute the whole prompt again.
+        # A slot with a sliding window or a recurrent state can't go back to an earlier position. To get there, the
+        # server would compute the whole prompt again.
         self._rewinds = layout is not None and not (layout.window or layout.state_layers)
         # If the vocabulary can't be read, the ids of a sample identify the tokenizer.
         observed = "observed-" + hashlib.blake2b(repr(self._sample_ids).encode(), digest_size=16).hexdigest()

@@ -28,7 +28,7 @@ _HALVES = {
 }
 _INTERLEAVED = {"llama"}
 # Models with Gated DeltaNet layers. Those in _MROPE rotate keys by three positions (M-RoPE), which are equal for text.
-# They also order the value heads differently.
+# Their value heads are also in another order, which `SlotShape.key_heads` describes.
 _MROPE = {"qwen35", "qwen35moe"}
 _GATED_DELTA = _MROPE | {"qwen3next"}
 _RECURRENT = ("ssm.conv_kernel", "shortconv.l_cache", "wkv.head_size")
@@ -133,7 +133,7 @@ def slot_shape(gguf: GGUFFile, probe: SlotFile) -> SlotShape:
         raise KVTransferFailed(str(error)) from None
     key_heads = key_heads if architecture in _MROPE else 0
     shape = SlotShape(layout, interleaved, slot_form(gguf), key_heads, probe.version, probe.packs_tokens)
-    # The probe is read only to check that its caches, rows and types match the metadata.
+    # The results are not used: these calls check that the probe's caches, rows and types match the metadata.
     slotfile.to_blocks(probe, shape)
     slotfile.snapshot(probe, shape)
     return shape

@@ -38,8 +38,8 @@ _SOCKET = "server.sock"
 _MAX_SOCKET_BYTES = 100  # maximum length of a socket's path; macOS allows 103 bytes, Linux 107
 _ASK_S = 60.0  # llama-server can take seconds to list CUDA devices
 
-# Settings of the servers that Kvasir starts. Each has an option of llama-server, and the name and value of the same
-# parameter in xllamacpp. An option is passed only if llama-server's --help lists it.
+# Settings of the servers that Kvasir starts. For each: the option of llama-server, then the name and the value of the
+# same parameter in xllamacpp. An option is passed only if llama-server's --help lists it.
 SETTINGS: tuple[tuple[tuple[str, ...], str, object], ...] = (
     # Without this, a restored slot is cleared when another slot starts.
     (("--no-kv-unified",), "kv_unified", False),
@@ -95,7 +95,7 @@ def arguments(launch: Launch, help_text: str) -> list[str]:
     words = ["--model", str(launch.weights), "--host", str(launch.socket)]
     words += ["--ctx-size", str(launch.tokens), "--parallel", str(launch.slots)]
     words += ["--slot-save-path", f"{launch.slot_folder}/"]
-    # Without flash attention, V would be stored transposed. In older releases, this option is a switch. In newer ones,
+    # Without flash attention, V would be stored transposed. In older releases, --flash-attn is a switch. In newer ones,
     # it takes a value.
     words += ["--flash-attn", "on"] if re.search(r"--flash-attn\s+[\[<{]?on", help_text) else ["--flash-attn"]
     for option in (*(option for option, _, _ in SETTINGS), ("--no-context-shift",)):
@@ -201,7 +201,7 @@ class LlamaServerProcess:
                 self._thread.join(POLL_S)
                 continue
             self._is_loaded.set()
-            if self._thread.is_alive():  # a server that died while loading is not restarted
+            if self._thread.is_alive():  # the thread has ended if the server died while it was loading
                 return
         raise ConfigError(f"{PROGRAM} can't load {launch.model}: {self._error_lines() or 'it printed nothing'}")
 

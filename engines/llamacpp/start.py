@@ -30,7 +30,7 @@ from messages.errors import ConfigError, EngineUnavailable, KVTransferFailed
 _OWN_PROGRAM = f"{PROGRAM}:"
 _RunningServer = tuple[LlamaServer, str, Callable[[], None]]  # the server, its device, and a function that ends it
 _SLOT_FOLDERS = "kvasir-slots-"
-_NEW_S = 60.0  # a folder younger than this is kept, because its owner may not have locked it yet
+_NEW_S = 60.0  # a folder younger than this is kept, because its owner could still be about to lock it
 _WHOLE_PROMPT = 8192  # a prompt of up to this many tokens is computed as one batch
 _LONGEST_PATIENCE_S = 3600.0
 _CONTEXT_STEP = 256  # llama.cpp rounds a slot's context up to a multiple of this
@@ -106,7 +106,8 @@ def make_slot_folder(parent: Path) -> tuple[Path, Callable[[], None]]:
                 os.close(lock)
     folder = Path(tempfile.mkdtemp(prefix=_SLOT_FOLDERS, dir=parent))
     lock = -1
-    # A process deletes a folder only after it has locked it. On a file system without locks, no other process can.
+    # The lock protects the folder, because other processes delete it only if they can lock it. On a file system without
+    # locks, none of them can. So a failure is harmless here.
     with suppress(OSError):
         lock = _lock(folder)
 
@@ -254,14 +255,15 @@ def _parameters(xllamacpp: Any, launch: Launch) -> Any:
         params.hostname = str(launch.socket)
     params.verbosity = -1
     # ggml's threads wait for each other in a busy loop, which makes them fifty times slower on busy cores. So only half
-    # of the logical CPUs are used. On cores with two hardware threads, that is one thread for each core. On other
-    # cores, it leaves room for other programs.
+    # of the logical CPUs are used. If each core has two hardware threads, that makes one thread per core. Otherwise,
+    # half of the cores stay free for other programs.
     threads = launch.threads or max(1, (os.cpu_count() or 2) // 2)
     params.cpuparams.n_threads = threads
     params.cpuparams_batch.n_threads = threads
     if launch.threads == 1:
-        # A whole prompt is one batch, so that answers can be compared. Otherwise the server would split it at places
-        # that depend on what else is decoded, and in batches of fewer than 64 tokens attention rounds differently.
+        # The whole prompt is computed as one batch, so that the answers of two runs can be compared. Otherwise the
+        # server would split the prompt at places that depend on what else it decodes. In batches of fewer than 64
+        # tokens, attention rounds differently.
         params.n_batch = params.n_ubatch = _WHOLE_PROMPT
     return params
 

@@ -18,11 +18,11 @@ from messages.errors import Cancelled, InvalidSchema, KvasirError
 from messages.jobs import PrefillReport
 from messages.kv import KVCache, KVLayout, Record
 
-_POLL_S = 0.2  # a call checks after this many seconds if it was cancelled; each check takes CPU time from the model
+_POLL_S = 0.2  # seconds between two checks whether a call was cancelled; each check takes CPU time from the model
 _TOKENS_PER_PUT = 16
 _begin_computing: Any = mx.async_eval
-# Before mlx-lm 0.32, a batch mixes up logits processors after a sequence without any has left it. So in those releases
-# every sequence gets a logits processor.
+# Releases of mlx-lm before 0.32 mix up a batch's logits processors when a sequence that has none leaves the batch. So
+# in those releases every sequence gets a logits processor.
 _PROCESS_ALL = not hasattr(mlx_generate, "StopSequences")
 
 # A token's id and a finish reason. The reason is "" if the answer goes on, "length" if this is its last token, and

@@ -30,7 +30,7 @@ _NO_SCHEMA = ("grammar", "schema", "response_format")
 _PERMANENT_STATUSES = (400, 413, 422)
 _UNAVAILABLE_STATUSES = (502, 503, 504)  # sent by a proxy whose server is away, or by a server that is still loading
 
-# Prompts may be sent to these networks even without allow_external = true: this machine, and private networks.
+# Prompts can go to these networks even without allow_external = true: this machine, and private networks.
 _INSIDE = [
     ipaddress.ip_network(network)
     for network in (
@@ -145,7 +145,7 @@ class OpenAIServer(RemoteServer):
         """The session. It belongs to the event loop on which the requests run."""
         if self._session is None:
             secure = ssl.create_default_context(cafile=certifi.where())
-            # Without a DNS cache, each request resolves the host name again, right after `_check_place` has done so.
+            # With a DNS cache, a request could go to an older address than the one that `_check_place` just checked.
             connector = aiohttp.TCPConnector(limit=0, ssl=secure, keepalive_timeout=IDLE_S, use_dns_cache=False)
             key_header = {"Authorization": f"Bearer {self._key}"} if self._key else {}
             self._session = aiohttp.ClientSession(

@@ -75,7 +75,7 @@ class AttachedServer(Conversation):
         self._failed_keys: set[str] = set()
         self._stops: dict[str, threading.Event] = {}
         self._up = threading.Event()
-        self._outage_reason = ""  # why the server is away, or was last away
+        self._outage_reason = ""  # the reason for this outage, or for the last one
         self._block = 1
         self._thread = threading.Thread(target=self._watch_server, name="vllm-server", daemon=True)
         with closed_on_failure(self):

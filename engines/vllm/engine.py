@@ -89,9 +89,10 @@ def launch_for(options: EngineOptions) -> tuple[HFFolder, HostLaunch]:
     layout = _layout(folder)
     sequences = options.slots + options.prefill_slots
     arguments = _arguments(folder, layout, _context(folder, options), sequences)
-    # On a CPU, compiling takes a minute, so vLLM runs without it.
+    # On a CPU, compiling would take a minute, so vLLM runs the model uncompiled.
     #
-    # A chunk of vLLM's default length would contain a whole prompt, and no block could be sent before its end.
+    # With vLLM's default chunk length, one chunk would contain a whole prompt. Then no block could be sent before the
+    # whole prompt is computed.
     if vllm_environment.cpu:
         arguments |= {"enforce_eager": True, "max_num_batched_tokens": max(_CPU_CHUNK_TOKENS, sequences)}
     if vllm_environment.release != environment.TESTED_RELEASE:
@@ -100,8 +101,8 @@ def launch_for(options: EngineOptions) -> tuple[HFFolder, HostLaunch]:
             vllm_environment.release,
             environment.TESTED_RELEASE,
         )
-    # On a CPU, vLLM computes on all cores except one. Its scheduler waits in a busy loop and would slow down a thread
-    # on the same core, and each step waits for its slowest thread.
+    # On a CPU, vLLM computes on all cores except one. That core is for vLLM's scheduler, which waits in a busy loop and
+    # would slow down a computing thread on the same core. Each step would wait for that thread.
     threads = options.threads or (max(1, (os.cpu_count() or 2) - 1) if vllm_environment.cpu else 0)
     return folder, HostLaunch(vllm_environment, str(folder.path), arguments, layout.block_tokens, threads)
 
@@ -168,7 +169,8 @@ class VLLMEngine(FolderEngine):
         self.info.require_capacity(len(tokens) + 1)
         if resume is not None:
             # vLLM computes the last token again, and this token attends to a full window of rows before it. If the
-            # window record already includes the token, the oldest of these rows is missing.
+            # window record already includes the token, the oldest of these rows is missing. So the record must end
+            # before the last token.
             resume.require_part_of(len(tokens), min_evaluated=1 if self._layout.window else 0)
         with acquire_slot(self._prefill_slots, partial(self.host.check, stop)):
             start = time.monotonic()

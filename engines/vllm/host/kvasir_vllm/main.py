@@ -120,7 +120,8 @@ class Host:
         async for output in self._engine.generate(prompt, self._parameters(request), key):
             self._drain()  # handle the connector's waiting messages first
             if key in self._failed_keys:
-                # A failed request is aborted: a model with several groups of layers would lack some keys and values.
+                # Abort the failed request. vLLM itself ends it only if the model has one group of layers. With several
+                # groups, the request would go on without the keys and values that could not be loaded.
                 await self._engine.abort(key)
                 return
             (completion,) = output.outputs
