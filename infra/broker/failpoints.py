@@ -27,8 +27,8 @@ GATEWAY = (
     *("gateway.copied", "gateway.described", "gateway.created", "gateway.planned", "gateway.advanced"),
     *("gateway.written", "gateway.over"),
 )
-# A worker with both roles passes this failpoint when it has stopped taking `bulk` jobs for one role. After that, it hands
-# back the jobs that it has not begun.
+# A worker with both roles passes this failpoint when it has stopped taking `bulk` jobs for one role. After that, it
+# hands back the jobs that it has not begun.
 CHANGE = ("bulk.held",)
 # If a job has several answers, this failpoint is passed once for each, between "decode.loaded" and "decode.generated".
 PER_ANSWER = ("decode.answered",)
