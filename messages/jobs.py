@@ -262,7 +262,7 @@ def _check_questions(prompt: tuple[Part, ...], questions: tuple[Question, ...]) 
     if sum(question.sampling.answers for question in questions) > MAX_QUESTION_ANSWERS:
         raise InvalidMessage(f"questions ask for more than {MAX_QUESTION_ANSWERS} answers in all")
     if sum([len(question.suffix) for question in questions], len(prompt)) > MAX_PARTS:
-        raise InvalidMessage(f"prompt and questions must have at most {MAX_PARTS} parts")
+        raise InvalidMessage(f"prompt and questions must have at most {MAX_PARTS} parts together")
     if not prompt:
         raise InvalidMessage("prompt is empty")
     for question in questions:
