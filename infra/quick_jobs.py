@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 # A worker prefetches HELD_IF_QUICK jobs if a job takes less than QUICK_S, and HELD_IF_INSTANT jobs if it takes less
-# than INSTANT_S. In both cases, the worker has at most two seconds of work.
+# than INSTANT_S. In both cases, the jobs are at most two seconds of work.
 QUICK_S, HELD_IF_QUICK = 0.05, 32
 INSTANT_S, HELD_IF_INSTANT = 0.005, 256
 # Jobs that arrive together are handled as a group if they take no longer than this in total.

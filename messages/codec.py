@@ -43,10 +43,10 @@ from messages.workers import Link, RateCurve, WorkerDetails, WorkerInfo
 VERSION = 2
 _PREVIOUS_VERSION = 1  # in version 1, a prompt had two texts, and a result's KV transfer had another name
 _EARLIER_NAMES = {"kv_transfer": "hand_over", "transferred_tokens": "handed_over_tokens"}
-# How many lists and maps a message may have, and how many entries each may have. Kvasir's own messages have at most one
-# map for each of 256 parts and four for each of 64 questions, and their longest list contains a worker's jobs.
+# Limits for the number of lists and maps in a message, and for the entries of each. Kvasir's own messages have at most
+# one map for each of 256 parts and four for each of 64 questions, and their longest list contains a worker's jobs.
 #
-# Values that nest much deeper than this limit allows could not even be quoted in an error.
+# If values nest much deeper than _MAX_NESTS allows, not even an error can quote them.
 _MAX_NESTS, _MAX_LENGTH = 640, 4096
 MAX_MESSAGE_BYTES = 12 * MIB  # below RabbitMQ 4's limit of 16 MiB
 

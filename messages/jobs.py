@@ -23,9 +23,9 @@ MIB = 1024 * KIB
 
 MAX_ERROR_BYTES = 8 * KIB
 MAX_TOKENS = 1 << 20
-# Up to this length (1 KiB of text and a chat template), computing a prompt is faster than storing and fetching its KV.
+# Up to this length (1 KiB of text and a chat template), computing a prompt is faster than transferring its KV cache.
 SHORT_PROMPT_TOKENS = 320
-# To compare the results, the decoder also prefills the first job of each prefill engine, and then every n-th job.
+# A decode worker checks the first KV cache from each prefill engine by prefilling too, and then one in this many.
 KV_CHECK_EVERY = 200
 MAX_STOP_STRINGS = 16
 MAX_ANSWERS = 32
@@ -105,7 +105,7 @@ class Part:
         checks.text("prompt", self.text, MAX_PROMPT_BYTES)
         checks.one_of("scope", self.scope, SCOPES)
         if self.function != "":
-            # Chat templates print a function's name, so the name must not be able to spell a control token.
+            # Chat templates print a function's name, so a name that spells a control token must be refused.
             checks.identifier("a function's name", self.function)
         if not self.text:
             raise InvalidMessage("a part of the prompt is empty")
@@ -262,7 +262,7 @@ def _check_questions(prompt: tuple[Part, ...], questions: tuple[Question, ...]) 
     if sum(question.sampling.answers for question in questions) > MAX_QUESTION_ANSWERS:
         raise InvalidMessage(f"questions ask for more than {MAX_QUESTION_ANSWERS} answers in all")
     if sum([len(question.suffix) for question in questions], len(prompt)) > MAX_PARTS:
-        raise InvalidMessage(f"prompt and questions must have at most {MAX_PARTS} parts")
+        raise InvalidMessage(f"prompt and questions must have at most {MAX_PARTS} parts together")
     if not prompt:
         raise InvalidMessage("prompt is empty")
     for question in questions:
@@ -355,7 +355,7 @@ class StoredKV:
     num_tokens: int  # tokens covered, from the start of the prompt: `PrefillJob.kv_tokens`
     shared_tokens: int  # a multiple of the layout's block length; blocks before this position are keyed by content
     stored_bytes: int = 0
-    sketch: str = ""  # hexadecimal hash of the producer's sketch; "": the producer stored no sketch
+    sketch: str = ""  # hexadecimal hash of the prefill engine's sketch; "": it stored no sketch
 
     def __post_init__(self) -> None:
         checks.identifier("fingerprint", self.fingerprint)
@@ -466,7 +466,7 @@ class QuestionAnswer:
     finish_reason: str = ""
     state: State = "succeeded"
     evaluated_tokens: int = 0  # prompt tokens computed for this answer, according to the engine's own counter
-    likelihoods: tuple[float, ...] = ()  # the probability share of each value of the first enum; empty if not known
+    likelihoods: tuple[float, ...] = ()  # probability of each value of the schema's first enum; empty if not known
 
     def __post_init__(self) -> None:
         if not isinstance(self.likelihoods, tuple):

@@ -30,11 +30,11 @@ MAX_JOINED_PATTERNS = 8  # number of patterns in a schema, if several conditions
 
 # Limits for requests to the gateway.
 MAX_BODY_BYTES = 8 * _MIB
-MAX_BODIES_BYTES = 64 * _MIB  # for the bodies of all requests under way together
+MAX_BODIES_BYTES = 64 * _MIB  # for all requests under way, in total
 MAX_BODIES_BYTES_PER_KEY = 32 * _MIB
 MAX_HEADER_BYTES = 64 * _KIB
 MAX_CONNECTIONS = 512
-MAX_GUESTS = 256  # connections that have made no authorized request yet; at one more, the oldest is closed
+MAX_GUESTS = 256  # connections without an authorized request so far; if there is one more, the oldest is closed
 MAX_OPEN = 256  # requests under way, including streams
 MAX_OPEN_PER_KEY = 128
 MAX_ENTRIES = MAX_PARTS  # entries of a list or an object in a request; schemas have their own limit
@@ -44,7 +44,7 @@ MAX_LINES = 50_000
 MAX_LINE_BYTES = 8 * _MIB
 MAX_FILE_BYTES = 200 * _MIB
 MAX_UPLOAD_BYTES = MAX_FILE_BYTES + 64 * _KIB  # a file of the maximum size, plus the form that contains it
-MAX_UPLOADS_BYTES = 4 * _GIB  # for all uploads under way together
+MAX_UPLOADS_BYTES = 4 * _GIB  # for all uploads under way, in total
 MAX_UPLOADS_BYTES_PER_KEY = 1 * _GIB
 MAX_FILES_BYTES_PER_KEY = 20 * _GIB
 MAX_BATCHES = 256  # under way
@@ -56,6 +56,6 @@ MAX_STREAM_BYTES = 64 * _MIB  # a whole stream: 200,000 tokens, each in a separa
 MAX_WAITING_EVENTS = 1_000  # events that were received but not yet read
 MAX_SERVER_REPLY_BYTES = 8 * _MIB  # a reply of llama-server or vLLM; it can list all tokens of a prompt
 
-# Limits for a chat template. Before its first use, it is rendered once in a separate process.
+# Limits for a chat template. Before its first use, it is rendered once in a separate process, within these limits.
 TEMPLATE_S = 5  # of computing
 MAX_TEMPLATE_MEMORY_BYTES = 256 * _MIB

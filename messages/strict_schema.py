@@ -106,8 +106,8 @@ def _joins(node: Any) -> bool:
     return any(map(_joins, node.values()))
 
 
-# The cost of a grammar is estimated from the schema. The values of each keyword are added to a sum, which has a name
-# and a limit here.
+# Keyword -> name and limit of the sum to which the keyword's values are added. These sums estimate the cost of the
+# schema's grammar.
 _COUNTS = {
     **dict.fromkeys(("minItems", "maxItems"), ("items in its arrays", limits.MAX_ITEMS)),
     **dict.fromkeys(("minLength", "maxLength"), ("characters in its texts", limits.MAX_LENGTHS)),

@@ -192,11 +192,11 @@ class WorkerInfo:
     resident_tokens_per_s: tuple[float, ...] = ()  # of one sequence
     resident_answer_tokens: tuple[float, ...] = ()  # mean length of an answer, in tokens
     stolen: int = 0  # number of jobs of other models that the worker took since its start
-    not_stolen: int = 0  # how often the worker left jobs of other models, because taking one would save no time
+    not_stolen: int = 0  # how often the worker saw jobs of other models and took none
     left: int = 0  # how often the worker left a job of its own model to a faster worker
     layout: str = ""  # layout of its KV caches, from `layout_text`; "": no KV transfer, or an older worker
     sketch: str = ""  # hexadecimal hash of its engine's sketch; "": the engine has no sketch, or an older worker
-    refuses: tuple[str, ...] = ()  # decode workers only: sketches of the engines whose KV caches it refuses
+    refuses: tuple[str, ...] = ()  # decode workers only: sketches of the engines whose KV caches the worker refuses
     refuses_because: tuple[str, ...] = ()  # the reason for each sketch in `refuses`, as a sentence
     details: WorkerDetails = NO_DETAILS  # encoded separately (`kvstore.base.encoded`)
 

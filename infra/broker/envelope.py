@@ -140,7 +140,7 @@ class Attempt(Generic[J]):
     job: J = field(init=False)  # set when the message's body has been read
     stop: threading.Event = field(default_factory=threading.Event)
     why_stopped: StopReason = ""
-    # True if any further delivery of this job can be acked at once.
+    # True if the job's outcome is settled. Any further delivery of the job can then be acked at once.
     is_outcome_confirmed: bool = False
     # True if the job ended without an answer, so that its own blocks are no longer needed.
     has_ended_unanswered: bool = False

@@ -27,10 +27,10 @@ GATEWAY = (
     *("gateway.copied", "gateway.described", "gateway.created", "gateway.planned", "gateway.advanced"),
     *("gateway.written", "gateway.over"),
 )
-# Passed by a worker with both roles when it has stopped taking jobs for one role, just before it hands back the jobs
-# that it has not begun.
+# A worker with both roles passes this failpoint when it has stopped taking `bulk` jobs for one role. After that, it
+# hands back the jobs that it has not begun.
 CHANGE = ("bulk.held",)
-# Passed once for each answer of a job with several answers, between "decode.loaded" and "decode.generated".
+# If a job has several answers, this failpoint is passed once for each, between "decode.loaded" and "decode.generated".
 PER_ANSWER = ("decode.answered",)
 
 

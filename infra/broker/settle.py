@@ -112,7 +112,7 @@ class Settler:
                 self.settle_stop(attempt)
             except Exception as error:  # noqa: BLE001  `settle_error` distinguishes the errors
                 self.settle_error(attempt, error)
-        except BrokerUnavailable:  # raised only if our broker object was closed; the broker then redelivers the job
+        except BrokerUnavailable:  # only if this process closed its connection; the broker then redelivers the job
             log.warning("job %s: left unacked, the broker connection is closed", attempt.envelope.job_id)
 
     def settle(self, *ready: Settlement) -> None:
@@ -277,7 +277,7 @@ class Settler:
                 log.warning("no queue for %s: declaring the topology again", to.key)
                 self._broker.declare(self._models)
                 _pause()
-            except BrokerUnavailable as error:  # refused by a full queue, or the broker object was closed
+            except BrokerUnavailable as error:  # the queue is full, or this process closed its connection
                 if not self._broker.is_connected:
                     raise
                 log.warning("the broker refused a message for %s, trying again: %s", to.key, error)

@@ -25,10 +25,10 @@ DEAD = "kvasir.dead"
 CONTROL = "kvasir.control"
 STREAM = "kvasir.stream"
 
-# The delivery limit is so high that no message is dropped because it came back too often.
+# The delivery limit is so high that the broker never drops a message, however often it comes back.
 _QUORUM_ARGUMENTS: dict[str, str | int] = {"x-queue-type": "quorum", "x-delivery-limit": 1_000_000}
 
-DEATHS = "deaths"  # messages that the broker gave up on, and whose jobs have no failed result yet
+DEATHS = "deaths"  # messages that the broker gave up; their jobs have no failed result yet
 DEAD_LETTERS = "dead-letters"  # jobs that can't succeed, kept until a person handles them
 RESULTS_PARKED = "results.parked"
 RESULTS_PARKED_QUORUM = "results.parked.quorum"
@@ -177,8 +177,8 @@ def exchanges(cluster: bool = False) -> Iterator[ExchangeSpec]:
     yield ExchangeSpec(DEAD, "direct")
     yield ExchangeSpec(CONTROL, "fanout")
     yield ExchangeSpec(STREAM, "direct")
-    # Each retry level has a fanout exchange, so that the routing key is still the work queue's name when the message is
-    # dead-lettered.
+    # Each retry level has a fanout exchange, which ignores the routing key. The key can therefore be the work queue's
+    # name: the message goes to that queue when it is dead-lettered.
     yield from (ExchangeSpec(f"kvasir.{retry_level(seconds)}", "fanout") for seconds in RETRY_LEVELS_S)
 
 

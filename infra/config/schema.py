@@ -152,7 +152,7 @@ BrokerUrl = Annotated[str, TextCheck(lambda name, value: urls.check(name, value,
 StoreUrl = Annotated[str, TextCheck(lambda name, value: urls.check(name, value, STORE_SCHEMES))]
 Engine = Annotated[str, InstalledEngine()]
 EngineOrNone = Annotated[str, InstalledEngine(("",))]
-# No leading dash and no spaces: ssh gets the host and the user as arguments, and shell commands contain the folder.
+# No value begins with a dash or has spaces: ssh gets host and user as arguments, and shell commands contain the folder.
 Host = Annotated[str, _form("a host name or an address", r"[A-Za-z0-9][A-Za-z0-9.:_\-]{0,252}")]
 User = Annotated[str, _form("a user's login name", r"|[A-Za-z_][A-Za-z0-9._\-]{0,63}")]
 _HOST = r"(?:[A-Za-z0-9][A-Za-z0-9._\-]{0,252}|\[[0-9A-Fa-f:.]+\])(?::[0-9]{1,5})?"
@@ -192,10 +192,10 @@ class Grading:
     notice: Annotated[str, TextCheck(_text)] = (
         ""  # a text at the top of every report; in the demo, it says that the grades are not real
     )
-    max_tokens: Tokens = 3000  # the program that graded before Kvasir used this default and the next two
+    max_tokens: Tokens = 3000  # this default and the next two are those of Kvasir's predecessor
     temperature: Temperature = 0.2
     top_p: Share = 0.9
-    max_submission_tokens: TokensOrNone = 0  # most tokens of a submission in a prompt; 0: as many as fit
+    max_submission_tokens: TokensOrNone = 0  # maximum tokens of a submission in a prompt; 0: as many as fit
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,7 +211,7 @@ class Costs:
 class ModelTable:
     """A model that has queues. `weights` maps an engine to a file, a folder, or another name that it can load."""
 
-    context: TokensOrNone = 0  # most tokens of prompt and answer together; 0: as many as the model was trained for
+    context: TokensOrNone = 0  # maximum tokens of prompt and answer together; 0: as many as the model was trained for
     max_tokens: Tokens = 3000
     temperature: Temperature = 0.2
     top_p: Share = 0.9
@@ -233,7 +233,7 @@ class ModelTable:
     kv_state_bytes: Annotated[int, _whole(0, 1 << 40)] = 0  # size of the recurrent layers' state, for planning
     memory_gb: Amount = 0.0  # size of the model's weights, for planning; 0: unknown
     allow_external: bool = False  # whether prompts are allowed to go to a server outside private networks
-    api_key_file: Place = ""  # API key for the server of the openai or vllm engine; KVASIR_API_KEY overrides it
+    api_key_file: Place = ""  # file with the API key for the openai or vllm engine; KVASIR_API_KEY overrides it
     weights: Mapping[Engine, Place] = field(default_factory=dict)
 
 

@@ -43,8 +43,8 @@ VARIABLES: Mapping[Keys, str] = {
     ("grading", "temperature"): "KVASIR_TEMPERATURE",
     ("grading", "top_p"): "KVASIR_TOP_P",
 }
-# Passwords come only from the environment: the configuration file has no key for a password, and no command has an
-# option for it.
+# Variables for passwords. The configuration file has keys for password files, but no key for a password. No command has
+# an option for a password.
 PASSWORDS = {"broker": "KVASIR_BROKER_PASSWORD", "store": "KVASIR_STORE_PASSWORD"}
 API_KEY = "KVASIR_API_KEY"  # API key for the server of the openai or vllm engine
 VLLM_PYTHON = "KVASIR_VLLM_PYTHON"  # the vllm engine reads this variable
@@ -150,7 +150,7 @@ def _refusal(layer: Layer, error: "ErrorDetails") -> ConfigError:
         if of_key or error["type"] == "unexpected_keyword_argument":
             problem, quoted_value = _of_name(loc, error), loc[-1]
         else:
-            # It is safe to say what is wrong with a URL in [services], because these errors never repeat a value.
+            # Errors about the URLs in [services] never quote them, so it is safe to say what is wrong.
             problem = _spell_path(loc) + _of_value(loc[-1], error)
             quoted_value = "" if keys[0] == "services" else error["input"]
         secret = urls.may_hold_password(quoted_value)

@@ -53,7 +53,7 @@ def _problem(url: str, schemes: Sequence[str]) -> str:
         return "it contains a space or an invisible character"
     try:
         places = [urlsplit(address) for address in addresses(url)]
-        ports = [place.port for place in places]  # this raises a ValueError whose text may contain a password
+        ports = [place.port for place in places]  # this can raise a ValueError whose text contains a password
     except ValueError:
         return f"its host or port can't be read ({_ENCODING_RULE})"
     if "://" not in url:

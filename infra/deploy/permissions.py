@@ -73,8 +73,8 @@ PERMISSIONS: Mapping[AccountRole, Permission] = MappingProxyType(
     }
 )
 
-# A user who is allowed to call one script can call any script. Redis checks each command in a script against the user's
-# rules.
+# A user who is allowed to call one script can call any script. But Redis checks each command in a script against the
+# user's rules.
 _LOG_IN = "-@all +@connection +@transaction -@admin -@dangerous +info +time +script|load +cluster|slots"
 _SEES = "(%R~card:* %R~cards +zrange +mget) (~reservations +evalsha +hvals) (%R~cancelled:* +exists) (%R~sketch:* +get)"
 # EVALSHA requires read and write rights for every key that is passed to the script.

@@ -72,7 +72,7 @@ class Remote:
         try:
             # ssh gets a new session, so that Ctrl-C reaches only this process.
             #
-            # The script's stdin stays open until this process ends.
+            # The script's stdin stays open until this process ends. A script can stop when its stdin ends.
             process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True)
         except FileNotFoundError:
             raise DeployFailed(_NO_SSH) from None

@@ -146,8 +146,8 @@ def _rabbitmq_conf(hosts: Sequence[str], port: int, place: Place) -> str:
         [
             *lines,
             "loopback_users = none",
-            # The next two lines matter only in a cluster: a node that loses contact with most other nodes soon notices
-            # that, and stops.
+            # The next two lines matter only in a cluster. With them, a node that loses contact with most other nodes
+            # notices the loss soon, and stops.
             "cluster_partition_handling = pause_minority",
             f"net_ticktime = {_NET_TICKTIME_S}",
             f"load_definitions = {place.folder}/services/definitions.json",

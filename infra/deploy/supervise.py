@@ -18,7 +18,7 @@ from types import FrameType
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 30.0
 _RAN_WELL_S = 60.0
-_START_S, _STOP_S = 30.0, 900.0  # on a busy machine, Python starts slowly
+_START_S, _STOP_S = 30.0, 900.0  # _START_S: Python starts slowly on a busy machine
 _POLL_S = 0.1
 
 
@@ -125,7 +125,7 @@ class SupervisedCommand:
 
     def _run_once(self) -> int | None:
         try:
-            # The child must not inherit the lock, which would then outlive the supervisor.
+            # The child must not inherit the lock: otherwise the lock would outlive the supervisor.
             self._child = subprocess.Popen(self._command, close_fds=True)
         except OSError as error:
             os.write(2, f"supervise: {error}\n".encode())

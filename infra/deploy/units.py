@@ -26,11 +26,12 @@ GRACE_S = 600.0
 _STOP_MARGIN_S = 30.0
 _KVASIR = ("{folder}/current/bin/kvasir", "--config", "kvasir.toml", "--log-style", "json", "--log-level", "info")
 _UNSAFE = re.compile(r"[^a-z0-9]+")
-# Some options are left out, because with them GPUs would disappear, or CUDA and PyTorch would fail: PrivateDevices,
+# These options are left out, because with them GPUs would disappear, or CUDA and PyTorch would fail: PrivateDevices,
 # DevicePolicy and DeviceAllow; ProtectClock, which implies DeviceAllow (/dev/nvidia*, /dev/dri, /dev/kfd); and
 # MemoryDenyWriteExecute, because kernels are compiled at run time.
 #
-# ProtectHome is only read-only, because the home contains weights, vLLM's environment and often Python itself.
+# ProtectHome can't be stricter than read-only, because the home contains weights, vLLM's environment and often Python
+# itself.
 _SANDBOX = """\
 NoNewPrivileges=true
 CapabilityBoundingSet=
@@ -217,8 +218,8 @@ def _systemd(unit: Unit, place: Place) -> str:
 
 
 def _launchd(unit: Unit, place: Place) -> str:
-    # The unit is a launchd daemon. macOS keeps a launchd agent off the local network until the user agrees, and logs
-    # nothing about that.
+    # The unit is a launchd daemon, not an agent, because macOS keeps an agent off the local network until the user
+    # agrees, and logs nothing about that.
     log = f"{place.folder}/log/{unit.name}.log"
     entries = {
         "Label": label(unit),

@@ -34,7 +34,7 @@ class EmbeddedQueue:
 
     name: str
     arguments: Mapping[str, str | int] = field(default_factory=dict)
-    owner: object = None  # the only client that is allowed to read from a private queue
+    owner: object = None  # the only client that is allowed to read the queue; None: every client is allowed
     ready: list[tuple[int, Copy]] = field(default_factory=list)  # a heap, ordered by `order`
 
 
@@ -74,7 +74,7 @@ class EmbeddedServer:
         # Queue name -> readers of the queue. The readers are kept when the queue is deleted.
         self._readers: dict[str, deque[QueueReader]] = {}
         self._order = itertools.count()
-        # A heap of (time, tie-breaker, queue): the queue's first message can expire at this time.
+        # A heap of (time, tie-breaker, queue). At each time, the queue's expired messages are dead-lettered.
         self._expiries: list[tuple[float, int, EmbeddedQueue]] = []
         self._clock = threading.Condition(self.lock)
         self._clock_thread: threading.Thread | None = None

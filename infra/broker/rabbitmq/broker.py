@@ -65,7 +65,7 @@ class RabbitMQBroker(Broker):
         self._publishing = self._publisher.connection
         self._consuming = Connection(consuming, self._on_consuming_open, lambda: None, make_wire)
         # A connection that receives streamed tokens stays at its address, because a move to a better address would lose
-        # tokens. A connection that only receives commands may move, because a lost command can be repeated.
+        # tokens. A connection that only receives commands can move, because a lost command can be repeated.
         self._consuming.is_pinned = lambda: topology.STREAM in list(self._private.values())
         self._getter = Getter(self._consuming)
         deadline = time.monotonic() + connect_timeout_s
@@ -179,7 +179,7 @@ class RabbitMQBroker(Broker):
             return
         self._closed = True
         self._publisher.close()
-        self._consuming.close()  # closed first: during an alarm, closing the publishing connection takes a long time
+        self._consuming.close()  # first, because the publishing connection closes slowly during an alarm
         self._publishing.close()
         for consumer in list(self._consumers):
             consumer.nudge()  # wake `receive`, which then finds the connection closed

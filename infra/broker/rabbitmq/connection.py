@@ -37,8 +37,8 @@ logging.getLogger("pika").setLevel(logging.CRITICAL)
 
 Task = Callable[[], None]
 
-# Heartbeats are needed only for a machine or network that vanishes, since a killed process closes its sockets. With
-# this interval, the broker notices the loss within 40 to 60 s, and this process notices it within 25 s.
+# When a process is killed, the system closes its sockets. So heartbeats are needed only when a machine or a network
+# vanishes. With this interval, the broker notices the loss within 40 to 60 s, and this process notices it within 25 s.
 #
 # With a shorter interval, a working connection could be given up by mistake. Every job that was delivered on it would
 # then be decoded again.
@@ -47,7 +47,7 @@ HEARTBEAT_S = 20
 # again.
 BLOCKED_S = 300
 CONNECT_S = 5
-# If there are several addresses, the first attempt at each address may take only this long. Later attempts may take
+# If there are several addresses, the first attempt at each address takes at most this long. Later attempts take at most
 # CONNECT_S.
 GLANCE_S = 0.8
 RETURN_S = 10.0  # pause between two checks for a better address
@@ -107,7 +107,7 @@ def parameters(url: str, name: str, ca_file: str = "") -> pika.URLParameters:
         if option not in options:
             setattr(settings, option, value)
     if settings.ssl_options is not None and "ssl_options" not in options:
-        # pika's default TLS options contain no host name, so the check of the certificate would fail.
+        # pika's default TLS options contain no host name. With them, the check of the certificate fails.
         settings.ssl_options = pika.SSLOptions(_tls(ca_file), settings.host)
     settings.connection_attempts = 1
     settings.client_properties = {"connection_name": name}
@@ -281,7 +281,8 @@ class Connection:
             except Exception:  # a bug in one task must not end the thread that all callers use
                 log.exception("broker connection to %s: bug in a task; connecting again", self.peer)
                 self._cut("a bug of ours")
-        # This is set before the tasks run for the last time. A task that is added later runs in its caller's thread.
+        # This flag is set before the tasks run for the last time. A task that is added later runs in its caller's
+        # thread.
         self._has_ended = True
         self._run_tasks()
         self._loop.close()

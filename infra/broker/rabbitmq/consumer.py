@@ -42,7 +42,7 @@ class Subscription(Holder):
         self._stop_wanted = False
         self._tag = ""
         self._is_started = False
-        self.flowing = True  # whether deliveries may still come
+        self.flowing = True  # whether more deliveries can come
         # The close callback is set now, since the connection can be lost before the channel is open.
         connection.raw.channel(on_open_callback=self._on_opened).add_on_close_callback(self._closed)
 
@@ -182,7 +182,7 @@ class RabbitConsumer(BufferedConsumer[RabbitDelivery]):
 
     def resume(self) -> None:
         """See `Consumer`."""
-        if not self._is_paused:  # this is called for every delivery, so don't wake the IO thread without need
+        if not self._is_paused:  # `resume` is called for every delivery, so it wakes the IO thread only if needed
             return
         with self._condition:
             self._is_paused = False

@@ -30,7 +30,7 @@ _DELIVER, _ACK = b"\x00\x3c\x00\x3c", b"\x00\x3c\x00\x50"
 _BASIC = 60
 _FRAME_START = 7  # number of bytes in a frame before the payload
 
-# Each flag says that a message has the property of this name. The properties' values follow in the order of the flags.
+# Each flag says that a message has the property of the same name. After the flags come the properties, in this order.
 _CONTENT_TYPE, _HEADERS, _DELIVERY_MODE = 1 << 15, 1 << 13, 1 << 12
 _CORRELATION_ID, _REPLY_TO, _MESSAGE_ID, _TIMESTAMP, _TYPE = 1 << 10, 1 << 9, 1 << 7, 1 << 6, 1 << 5
 _ALWAYS = _CONTENT_TYPE | _HEADERS | _DELIVERY_MODE | _TIMESTAMP
@@ -94,7 +94,7 @@ class FastWire(Wire):
         try:
             while True:
                 at = self._read_next(data, at)
-        # These errors can also mean that the data is incomplete, because the rest has not arrived yet.
+        # The data has an unusual form, or the rest of it has not arrived yet.
         except (_Unusual, struct.error, IndexError, UnicodeDecodeError):
             return at or super().read(data)
 
@@ -269,9 +269,9 @@ def _value_at(data: bytes, at: int) -> tuple[Header, int]:
         if end > len(data):
             raise _Unusual
         return data[start:end].decode(), end
-    if kind == 0x6C:  # l: a 64-bit integer
+    if kind == 0x6C:  # the letter l: a 64-bit integer
         return _I64.unpack_from(data, at + 1)[0], at + 9
-    if kind == 0x49:  # I
+    if kind == 0x49:  # the letter I: a 32-bit integer
         return _I32.unpack_from(data, at + 1)[0], at + 5
     raise _Unusual
 

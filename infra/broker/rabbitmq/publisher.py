@@ -67,7 +67,7 @@ class Publisher:
         self._lossy_backlog = 0
         self._backoff = Backoff()
         self._closed = False
-        self.ready = threading.Event()  # set once both channels are open; the lossy channel opens first
+        self.ready = threading.Event()  # set when both channels are open; the lossy channel opens first
 
     def send(self, outgoing: Outgoing) -> None:
         """Publish a message, now or once there is a connection. The outcome is put into its stream's `outcomes`."""
@@ -275,9 +275,9 @@ class Stream:
 
     def _wait_for_window(self, on_confirmed: Callable[[Message], None]) -> None:
         if self._in_flight >= self._window:
-            # Wait until a tenth of the window is free. If this thread went on after every confirm, it and the IO thread
-            # would alternate for each message. If it waited for more than a tenth, the broker would run out of
-            # messages, because the IO thread hardly writes while the caller makes new ones.
+            # Wait until a tenth of the window is free. If this thread went on after every confirm, the CPU would switch
+            # between it and the IO thread for each message. If this thread waited until more is free, the broker would
+            # run out of messages: the IO thread sends hardly any while this thread makes new ones.
             while self._in_flight > self._window - max(1, self._window // 10):
                 self._settle_one(on_confirmed)
         while not self.outcomes.empty():

@@ -37,8 +37,8 @@ class Wire:
     """The wire of one connection, without speed-ups: pika writes and reads every frame."""
 
     def __init__(self) -> None:
-        # A faster wire calls these functions itself, without pika. The keys of `takers` are pairs of channel and
-        # consumer tag. The keys of `confirmers` are channels.
+        # The values of `takers` and `confirmers` are functions that a faster wire calls itself, without pika.
+        # `takers`: (channel, consumer tag) -> function. `confirmers`: channel -> function.
         self.takers: dict[tuple[int, bytes], Taker] = {}
         self.confirmers: dict[int, Confirmer] = {}
         self.cut_reason: Exception | None = None
