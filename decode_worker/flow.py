@@ -24,8 +24,8 @@ from messages.errors import BrokerUnavailable, NoQueue
 # A slot counts as nearly free if its job will end within this time, or within twice the time that fetching a KV cache
 # takes.
 _SOON_S = 0.5
-# A job that was fetched ahead is handed back if it gets no slot within this time: the worker expected a free slot too
-# early. For long jobs, the limit is a quarter of the mean job time.
+# If a job that was fetched ahead gets no slot within this time, the worker expected a free slot too early. The job is
+# then handed back. For long jobs, the limit is a quarter of the mean job time.
 _HOLD_S = 2.0
 
 
@@ -70,7 +70,7 @@ class DecodeFlow:
         if time.monotonic() < self._tail.next_look:
             time.sleep(timeout_s)
         else:
-            # Until the first job has ended, the worker doesn't know whether jobs are short.
+            # Once the first job has shown that jobs are short, the broker pushes them.
             if not self._is_pushed and self._are_short():
                 self._start_flow()
             home = self._receive_pushed(timeout_s) if self._is_pushed else self._pull()
@@ -120,7 +120,7 @@ class DecodeFlow:
 
     def _receive_pushed(self, timeout_s: float) -> Delivery | None:
         if self._slots.free > self._credit and not self._are_short():
-            # When the consumer was opened, fewer slots were free than now.
+            # The broker might push fewer jobs than there are free slots. Close the consumer, and pull a job instead.
             self._hand_back(self._stop_flow(), keep_turn=True)
             return self._pull()
         delivery = self._turns.take(lambda: self._consumer.receive(0)) or self._consumer.receive(timeout_s)

@@ -238,7 +238,8 @@ class Generator:
         KV caches than not at all.
         """
         if self._failed_fetches or (time.monotonic() >= self._next_probe and self._cluster_state.answers):
-            # Each probe has a new name, because a value that is already in the store is not sent again.
+            # Each probe has a new name, because `put_sketch` does not send a value whose name is already in the
+            # store.
             name = f"probe-{self._worker_id}-{time.monotonic_ns()}"
             self._cluster_state.put_sketch(name, _PROBE, ttl_s=60.0)
             comes_back = self._cluster_state.get_sketch(name) == _PROBE

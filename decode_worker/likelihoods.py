@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 _PASSES = 8
 # Continuations with a lower log-probability are not followed.
 _NEGLIGIBLE = math.log(1e-3)
-# If the probabilities of all allowed values add up to less than this, the model expected something else.
+# If the probabilities of all allowed values add up to less than this, the model expected none of them.
 _MIN_TOTAL = 0.01
 _DIGITS = 4
 

@@ -178,7 +178,8 @@ class DecodeWorker:
             yield False
         elif not self._running_jobs.start(attempt):
             yield False
-        # If the stored result can't be read, this worker decodes the job, because no other worker does.
+        # If there is no stored result and another worker has the claim, that worker decodes the job. If a stored result
+        # can't be read, no other worker decodes the job, so this one does.
         elif not (has_claim or body):
             self._running_jobs.end(attempt)
             self._settler.defer(attempt)
@@ -191,8 +192,8 @@ class DecodeWorker:
             try:
                 yield True
             finally:
-                # The attempt ends before the job is settled: a job that is sent back to its queue can return at once as
-                # a new attempt.
+                # The attempt ends before the job is settled, because a job that is sent back to its queue can return at
+                # once as a new attempt.
                 if not attempt.body:
                     self._running_jobs.end(attempt)
                     self._claims.release(attempt.key)
@@ -206,7 +207,7 @@ class DecodeWorker:
     def stop(self, abort: bool = False) -> None:
         """Stop after the jobs in the slots. With `abort`, hand those back too."""
         self.loop.stop()
-        # This is set before the running jobs are stopped, because another job can begin at this moment.
+        # Set before the running jobs are stopped. Otherwise a job that begins in between would not be stopped.
         self._aborting = abort or self._aborting
         if abort:
             self._end_all("not now")

@@ -14,8 +14,8 @@ from kvstore.blocks import BlockRef
 from messages.errors import StoreUnavailable
 from messages.kv import Block, KVLayout, Record
 
-# Everything that a record is checked against. A request that differs in any part goes to the store, which checks the
-# record.
+# Everything that a record is checked against. A request that matches a cached block in all these parts is answered from
+# memory. All other requests go to the store, which checks the record.
 _Identity = tuple[str, KVLayout, BlockRef]
 
 

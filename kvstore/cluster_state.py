@@ -16,8 +16,8 @@ log = logging.getLogger(__name__)
 P = ParamSpec("P")
 T = TypeVar("T")
 
-# The store's clock is read once in this time, and is extrapolated in between. Until the next reading, two clocks drift
-# apart by much less time than a message takes.
+# The store's clock is read once in this time, and is extrapolated in between. Until the next reading, the store's clock
+# and ours drift apart by much less time than a message takes.
 _CLOCK_EVERY_S = 1.0
 _BEYOND_BOUNDS = 1 << 30
 

@@ -50,8 +50,8 @@ class Expiring(Generic[V]):
         with self._lock:
             if len(self._entries) >= self._sweep_at or self._overfull(key, value):
                 self._sweep()
-                # The number of entries must double until the next sweep, so the average cost of sweeping per put stays
-                # the same.
+                # Unless the store is full, the next sweep comes only when the number of entries has doubled. So the
+                # average cost of sweeping per put does not grow with the number of entries.
                 self._sweep_at = 2 * len(self._entries) + 64
             if self._overfull(key, value):
                 raise StoreUnavailable(

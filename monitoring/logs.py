@@ -37,7 +37,7 @@ _WORD = re.compile(r"[A-Za-z0-9._:/\-]{1,128}\Z")
 _WARNED_OF = (Step.RETRIED, Step.KV_GONE, Step.REDELIVERED, Step.ISOLATED, Step.FAILED)
 _LEVELS = {
     **dict.fromkeys(_WARNED_OF, logging.WARNING),
-    Step.FIRST_TOKEN: logging.DEBUG,  # only DEBUG, because the line for ANSWERED also contains this time
+    Step.FIRST_TOKEN: logging.DEBUG,  # only DEBUG, because the line for ANSWERED also contains `ttft_s`
 }
 
 _FIRST_FIELDS = ("time", "level", "logger", "event")
@@ -53,7 +53,7 @@ def configure(level: str = "info", style: Style = "console", background: bool = 
 
     `background`: a separate thread writes the lines, for workers with many threads and many short jobs.
     """
-    # Log lines don't show thread, process or caller. Looking them up would take a fifth of the time for writing a line.
+    # Log lines don't show thread, process or caller. Looking them up would take a fifth as long as writing a line.
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
     logging._srcfile = None
     root = logging.getLogger()

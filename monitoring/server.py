@@ -125,7 +125,8 @@ def _handler(page: Page, listens_on: str) -> type[BaseHTTPRequestHandler]:
 
         def do_GET(self) -> None:
             """Answer one request."""
-            # A probe can use HTTP/1.0 without a Host header. A browser always sends a Host header.
+            # A request without a Host header is accepted. It can come from a probe that uses HTTP/1.0, but not from a
+            # browser, which always sends this header.
             problem = why_not(listens_on, self.headers.get("Host", LOOPBACK), self.headers.get("Origin"))
             path = self.path.partition("?")[0]
             status, kind, body = _json(403, {"error": problem}) if problem else page.answer(path)

@@ -17,7 +17,7 @@ from messages.lifecycle import Event, Step
 
 log = logging.getLogger(__name__)
 
-# The spans that each event makes, in order, as (name of the span, name of the event's fact with the span's duration).
+# The spans that each event makes, in order, as (name of the span, name of the fact that gives the span's duration).
 # The last span ends at the time of the event.
 _SPANS = {
     Step.SUBMITTED: (("submit", ""),),

@@ -20,7 +20,7 @@ from messages.errors import Stopped, StoreUnavailable
 
 log = logging.getLogger(__name__)
 
-Clock = Callable[[], float]  # returns seconds that never decrease
+Clock = Callable[[], float]  # returns a time in seconds, which never decreases
 
 # The share of the store's maximum that KV caches are allowed to take. The rest is for results, registrations and
 # unforeseen records.
@@ -35,7 +35,7 @@ _KNOWN_FOR_S = 1.0
 # A shared prefix is evicted only if checks have found no waiting job for this long. One check is not enough, because
 # the broker can wrongly report that no job waits.
 _IDLE_FOR_SURE_S = 1.0
-# If no job has waited for decode for this long and the store is still full, it will not become emptier soon.
+# If the store stays full for this long while no job waits for decode, it will not become emptier soon.
 _PATIENCE_S = 10.0
 _HOPELESS_FOR_S = 30.0
 # A job that needs at most this share of the high-water mark makes no reservation while the store is far from full. A

@@ -27,8 +27,8 @@ MIN_RESUME_TOKENS = 64
 # Assumed speed of a worker until it has measured its own. The guess is low, because waiting for another worker costs
 # less than computing the same prefix twice.
 _FIRST_GUESS_TOKENS_PER_S = 100.0
-# A worker that waits for another worker's prefix waits for the time that computing it takes, multiplied by this. The
-# other worker must also store the prefix.
+# A worker waits for another worker's prefix at most for the time that computing the prefix takes, multiplied by this
+# factor. The factor is above 1 because the other worker must also store the prefix.
 _STORING_TOO = 1.5
 # Pauses between two checks for another worker's prefix, and between two readings of the decode workers' registrations.
 _LOOK_EVERY_S = 0.1
@@ -91,7 +91,7 @@ class KVWriter:
                 transfer.compute_in_parts()
         except NoCapacity:
             raise
-        # No decode job will refer to the stored records, so only this worker can delete them.
+        # After an error, no decode job refers to the stored records, so only this worker can delete them.
         except Exception as error:
             transfer.drop_own()
             if isinstance(error, StoreUnavailable):

@@ -28,8 +28,8 @@ log = logging.getLogger(__name__)
 
 _LOOK_AGAIN_S = 0.1
 _SLOWER_EACH_TIME = 1.6
-# The longest pause between two checks of the other models' queues. The first limit applies while another worker is busy
-# with one of these models, and the second limit applies at all other times.
+# The longest pause between two checks of the other models' queues. _AT_MOST_S applies while another worker is busy with
+# one of these models, and _AT_MOST_IDLE_S applies at all other times.
 #
 # A check sends the broker one passive declare for each of these queues. At this rate, the load is too small to notice.
 _AT_MOST_S = 0.2
@@ -93,7 +93,7 @@ class Thief:
 
     def _fetch_job(self, steal: Verdict) -> Delivery | None:
         now, *bulk = work_queues("decode", steal.model)
-        # The random order gives each batch its turn, on average.
+        # The order is random, so that no batch always comes last.
         for queue in (now, *random.sample(bulk, len(bulk))):
             try:
                 delivery = self._broker.get(queue)

@@ -205,7 +205,8 @@ class ConnectionPool:
 
     def _open(self, index: int) -> "BulkConnection":
         target = bulk_target(self._links.urls[index])
-        # `RedisKVStore` has checked the first address, and all addresses of a URL have the same options.
+        # `RedisKVStore` uses this class only if the first address has a target, and all addresses of a URL have the
+        # same options.
         assert target is not None
         return BulkConnection(target, self._timeout_s, index, self._links.has_choice)
 
@@ -425,7 +426,7 @@ class Arena:
             chunk = self._idle.pop()
         except IndexError:
             chunk = _fresh_chunk()
-        # The chunk becomes idle when there is no view of this array left, nor an array over such a view.
+        # The chunk becomes idle when this array, all views of it, and all arrays over these views are gone.
         array = np.frombuffer(chunk, np.uint8)
         weakref.finalize(array, self._idle.append, chunk).atexit = False
         return array.data

@@ -58,8 +58,8 @@ def _open_single(url: str, timeout_s: float, links: Links | None) -> redis.Redis
         socket_connect_timeout=GLANCE_S if active_links.has_choice else CONNECT_TIMEOUT_S,
         # RESP2 is used, because with RESP3 redis-py fails on an unusual answer to HELLO.
         protocol=2,
-        # There is one retry, because the server of a pooled connection can have died. It is safe to send any of these
-        # commands twice.
+        # There is one retry, because the server of a pooled connection can have died. Every command that Kvasir uses
+        # can safely be sent twice.
         retry=Retry(ConstantBackoff(0.1), 1),
         **connection_options,
     )

@@ -155,7 +155,8 @@ class RedisClusterState(ClusterState):
             try:
                 return client.evalsha(script.sha, len(keys), *keys, *arguments)
             except exceptions.NoScriptError:
-                # redis-py would load the script into every primary, and would fail if one of them is away.
+                # Load the script only into the node of this key. redis-py's `Script` loads it into every primary, and
+                # fails if one of them is away.
                 node = client.get_node_from_key(keys[0])
                 client.execute_command("SCRIPT LOAD", script.script, target_nodes=node)
                 return client.evalsha(script.sha, len(keys), *keys, *arguments)
@@ -316,8 +317,8 @@ def _run_key(kind: str, job_id: str, run: int) -> str:
 
 
 def _details(worker_id: str) -> str:
-    # The key begins with `card:`, because the Redis users that the previous release created may use keys with this
-    # prefix.
+    # The Redis users that the previous release created have access only to keys with certain prefixes. This key begins
+    # with `card:`, because that is one of these prefixes.
     return f"{_card(worker_id)}:details"
 
 

@@ -117,7 +117,8 @@ class RedisKVStore(KVStore):
         if isinstance(client, redis.Redis):
             client.unlink(*keys)
             return
-        # From one command with many keys, redis-py would make one command per slot and send them one after the other.
+        # redis-py would split one command with many keys into one command per slot, and wait for each answer before it
+        # sends the next command.
         with client.pipeline(transaction=False) as pipeline:
             for key in keys:
                 pipeline.unlink(key)

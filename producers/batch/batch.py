@@ -418,7 +418,7 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
     path = folder / "batch.json"
     try:
         text = read_ordinary(path)
-        if is_foreign(path):  # batch.json decides which files are read and deleted
+        if is_foreign(path):  # another user's batch.json could make Kvasir read or delete wrong files
             raise BatchError(f"{path} belongs to another user, so it is not read; copy the file if you trust it")
         manifest = from_json(text, _entry_or_dict)
         if not isinstance(manifest, dict):

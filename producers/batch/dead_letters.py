@@ -238,8 +238,8 @@ def _letter(delivery: Delivery) -> Letter:
     envelope = open_envelope(delivery, stage, str(headers.get("kvasir-model", "")) or "unknown")
     failed_at = headers.get("kvasir-failed-at", 0)
     return Letter(
-        # How often the broker returned the dead letter itself to its queue says nothing about the job, so these returns
-        # are subtracted.
+        # The broker also counts how often it returned the dead letter itself to its queue. These returns say nothing
+        # about the job, so they are subtracted.
         replace(envelope, returns=max(0, envelope.returns - delivery.returns)),
         str(headers.get("kvasir-error", "")) or "unknown",
         str(headers.get("kvasir-error-message", "")),

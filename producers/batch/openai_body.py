@@ -63,8 +63,8 @@ def _name_and_arguments(call: Any) -> tuple[str, str]:
             return name, text
     except (AttributeError, KeyError, TypeError, ValueError, RecursionError):
         pass
-    # The first word of such an error must be the field's name, because the gateway sends it to its client
-    # (gateway/refusal.py).
+    # The first word of each InvalidMessage in this module must be the field's name, because the gateway sends this name
+    # to its client (gateway/refusal.py).
     raise InvalidMessage("tool_calls must have a function with a name, and with arguments that are a JSON object")
 
 

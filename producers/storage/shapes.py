@@ -16,7 +16,7 @@ from infra.config.next_command import UPGRADE_COMMAND
 from messages.errors import BatchError, KvasirError
 
 T = TypeVar("T")
-_LARGEST = 1e15  # the largest number in these files; larger numbers, infinity and NaN would break sums
+_LARGEST = 1e15  # the largest number that is accepted; larger numbers, infinity and NaN would break sums
 _KINDS = {str: "text", bool: "true or false", types.NoneType: "null", list: "a list", dict: "an object"}
 _WORDS: dict[Any, str] = {**_KINDS, tuple: "a list", int: "a whole number", float: "a number", typing.Literal: "known"}
 
