@@ -16,7 +16,7 @@ _STARTS = r"[=+\-@＝＋－＠]"
 # Spreadsheets ignore these characters, or do not display them.
 _INVISIBLE = "[\x00-\x08\x0e-\x1f\u00ad\u061c\u180e\u200b-\u200f\u202a-\u202e\u2060-\u206f\ufe00-\ufe0f\ufeff]"
 _BLANKS = rf'[^\S\t\r\n"]|{_INVISIBLE}'
-# Finds the start of a formula at the beginning of a text, or after a character at which a spreadsheet may split the
+# Finds the start of a formula at the beginning of a text, or after a character at which a spreadsheet can split the
 # text into cells.
 _OUTER = re.compile(rf"(\A(?='*[\t\r\n])|(?:\A|[;,\t\r\n\"])(?='*(?:{_BLANKS})*{_STARTS}))('*)")
 # Finds the start of a formula after a space. The minus in "7 - 2" and the number in "by -2" do not start a formula.

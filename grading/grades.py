@@ -109,8 +109,8 @@ def _as_before(old: Grade, of_class: Mapping[str, str], now: Mapping[str, str], 
 
     `unchanged_remark` is used if its versions are the current ones.
     """
-    # Earlier releases did not record the versions of a grade. A grade without versions was made with those of its
-    # class, unless a remark says that it was made with another rubric, solution or template.
+    # Earlier releases recorded versions only for a class, not for each grade. If a grade has no versions, those of its
+    # class are used, unless a remark says that it was made with another rubric, solution or template.
     versions = old.versions or ({} if EARLIER_REMARK in old.remarks else of_class)
     remark = unchanged_remark if versions == now else EARLIER_REMARK
     other_remarks = [text for text in old.remarks if text not in (KEPT_REMARK, NAMED_REMARK, EARLIER_REMARK)]

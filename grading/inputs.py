@@ -141,7 +141,8 @@ def read_examples(
     ids = [criterion.id for criterion in rubric.criteria]
     by_hand = in_class(read_hand_grades(data, str(request.examples)), [work.name for work in submissions], ids)
     points: dict[str, dict[str, Points]] = {}
-    # If several people graded the same work, the points of the person whose name comes first in the alphabet count.
+    # If several people graded the same criterion of a work, only the person whose name comes first in the alphabet
+    # counts.
     for (name, id, _), given_points in sorted(by_hand.items(), reverse=True):
         points.setdefault(name, {})[id] = given_points
     works = {
@@ -182,7 +183,7 @@ def _choose(works: Mapping[str, Submission], graded: _Graded, rubric: Rubric, ro
 
 def _beside_boundaries(criterion: Criterion, graded: _Graded, sizes: Mapping[str, int]) -> list[str]:
     longest_first = sorted(graded, key=lambda name: -sizes[name])
-    # Of works with the same points, a later entry replaces an earlier one. So the shortest work stays.
+    # Works with the same points have the same key, so the last of them stays: the shortest.
     shortest = {graded[name][criterion.id]: name for name in longest_first}
     boundaries = sorted(
         itertools.pairwise(sorted(shortest)), key=lambda pair: abs(sum(pair) - criterion.points - criterion.minimum)

@@ -13,18 +13,19 @@ from producers.words import plural
 
 # Fewer equal lines than this do not suggest copying, because all right answers share a few lines.
 MANY_LINES = 6
-# If a task leaves little choice, about half the lines of a right answer are also in the solution. In a copy, more lines
-# are equal: at least the first share of the student's lines, or at least the second share of the solution's lines.
+# If a task can be solved in few ways, about half of the lines of a right answer are also in the solution. Work looks
+# like a copy only if more lines are equal: at least the share MOST_OF_ITS_OWN of the student's lines, or at least the
+# share MOST_OF_THEIRS of the solution's lines.
 MOST_OF_ITS_OWN, MOST_OF_THEIRS = 0.75, 0.9
 # A line from the grading notes counts as much as this many lines of code, because students never saw the notes.
 NOTE_COUNTS = 3
 _NOTE_CHARS = 25
-_A_FEW = 3  # a file that at most this many students have can be a copy, even in a small class
+_A_FEW = 3  # if at most this many students have a file, it can be a copy, even in a small class
 _LINE_CHARS = 4  # shorter lines, such as `end` or `)`, occur in all work
 
 # A notebook itself says which cells came from the teacher, and a student can change that. So a cell counts as given to
-# the class only if enough students have it: at least this number, and at least this share of the students with
-# teacher's cells.
+# the class only if enough students have it: at least _MIN_STUDENTS, and at least the share _PART_OF_THEM of those
+# students whose notebooks have teacher's cells.
 _MIN_STUDENTS, _PART_OF_THEM = 2, 0.1
 
 # A line that names the author of the work: in prose, in a comment, or as a constant (nbgrader).

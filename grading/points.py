@@ -28,9 +28,9 @@ from grading.submissions.visible import MAX_PASSAGES
 from producers.words import plural
 
 GradeState = Literal["graded", "incomplete", "failed", "empty", "link only", "waiting"]
-# The reason of a grade while an answer of a model is missing.
+# `Grade.reason` while an answer of a model is missing.
 NO_RESULT_YET = "no result yet"
-# The reason of a grade if the work was not sent earlier, because its student was unknown.
+# `Grade.reason` if the work was not sent earlier, because its student was unknown.
 NOT_SENT_YET = "not sent yet: it is known now whose it is, so run kvasir grade again"
 # Remarks on a grade that a later run has kept.
 KEPT_REMARK = "as it was graded before: the work, a model or a setting has changed since"

@@ -17,8 +17,8 @@ from grading.submissions.visible import HIDDEN, SEEN, visible_text, without_invi
 
 # A quote that is shorter than this would be found in nearly every submission, so it must match letter for letter.
 SHORT_QUOTE_CHARS = 8
-# If two texts share a run of this many characters, that is not a coincidence. Without white space, the run has about
-# eight words.
+# If two texts share a run of this many characters, that is not a coincidence. White space is not counted, so the run
+# has about eight words.
 LEAK_CHARS = 40
 OWN = 1  # marks the student's own visible text; HIDDEN is 2
 

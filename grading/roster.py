@@ -32,17 +32,19 @@ from producers.words import join_with_and
 
 FILE = "roster.json"
 ANSWERS = "assigned.jsonl"
-# The version of a line in the file of answers. Earlier releases wrote lines without a version. Such a line gave the
-# person another stand-in in all texts (`Owner.keeps_stand_ins`).
+# The version of a line in the file of answers. Lines from earlier releases have no version. An answer without a version
+# gives the person another stand-in in all texts (`Owner.keeps_stand_ins`).
 _ANSWER_FORM = "2"
 # Canvas's own test student.
 TEST_STUDENT = "Student, Test"
 # Names that Moodle shows in place of a hidden name, in the most common languages of Moodle.
 HIDDEN_NAMES = frozenset({"", "anon", "participant", "teilnehmer", "teilnehmerin", "participante", "student"})
 SAY_WHOSE = "say whose with kvasir assign"
-# Asked about a submission if most other names are recognised. The submission is not sent until a person answers.
+# The question about a submission whose name follows no known pattern, if most names follow one. The submission is not
+# sent until a person answers.
 UNASSIGNED_QUESTION = f"nothing in its name says whose it is: {SAY_WHOSE}"
-# Asked about a submission if few names match the roster. The submission is graded even before a person answers.
+# The question about a submission whose name follows no known pattern, if most names follow none. The submission is
+# graded even before a person answers.
 UNMATCHED_QUESTION = f"its name matches nobody in the roster: {SAY_WHOSE}"
 # Words in file names that are not the names of people. The words of two letters are usual abbreviations.
 FILE_WORDS = frozenset(
@@ -79,7 +81,7 @@ class Owner:
     display_name: str = ""
     # A question that a person must answer before anybody gets the grade.
     question: str = ""
-    is_explained: bool = True  # whether the submission's name follows a known pattern; no answer changes this
+    is_explained: bool = True  # whether the submission's name follows a known pattern, whatever people have answered
     claim: Claim | None = None
     # Whether the people keep the stand-ins that they had before anybody knew that the submission is theirs. If they
     # keep them, the prompts stay the same.
@@ -107,7 +109,7 @@ class Roster:
     people: tuple[Person, ...] = ()
     # For each submission's name, its owner: a person's number, or a group's name.
     answers: Mapping[str, str] = field(default_factory=dict)
-    # The submissions with an answer for which `Owner.keeps_stand_ins` can be true.
+    # The submissions for which `Owner.keeps_stand_ins` can be true after a person's answer.
     keeping: frozenset[str] = frozenset()
 
     @cached_property

@@ -18,15 +18,17 @@ from grading.prompts.prompt import has_control_tokens
 from grading.submissions.reading import Submission
 
 MAX_FLAGS = 3
-# If there is more text, only its beginning and its end are read: nobody reads the middle of a very long output.
+# Of longer work, only beginnings and ends are searched, because nobody reads the middle of a very long output.
 MAX_CHARS = 150_000
 MAX_SENTENCES = 6_000
 MAX_SHOWN = 120
-# Maximum number of sentences, and of characters, that are scored together. A phrase can continue on the next line.
+# Neighbouring sentences are scored together, because a phrase can continue on the next line: at most _RUN sentences,
+# with at most _RUN_CHARS characters.
 _RUN, _RUN_CHARS = 3, 420
 # Short lines are scored together in larger groups: at most this many lines, with at most this many characters.
 _LINES, _LINES_CHARS = 6, 120
-# Long texts cause more false alarms. If there are more sentences than this, an alarm needs a higher score.
+# Long texts cause more false alarms. If there are more than _USUAL sentences, an alarm needs a higher score. _CAUTION
+# sets how much higher.
 _USUAL, _CAUTION = 20, 1.1
 # A decoded text counts only if it has at least this many more known words than the encoded text.
 _NEW_WORDS = 2

@@ -25,9 +25,9 @@ _ODD = tuple(map(np.uint64, (0x9E3779B97F4A7C15, 0xD6E8FEB86659FD93, 0xC2B2AE3D2
 WEIGHTS = "attacks.weights"
 GRAMS = (3, 4)
 WORD_WEIGHT = 4.0
-# Added to the divisor of a score, because otherwise one or two words could have a very certain score.
+# This number makes a score's divisor larger. Without it, one or two words could have an extreme score.
 SHORT = 800.0
-# The weight of pairs of meanings relative to n-grams. The second number lowers it if a passage has few pairs.
+# The weight of pairs of meanings, relative to n-grams. FEW_PAIRS lowers this weight if a passage has few pairs.
 PAIR_WEIGHT, FEW_PAIRS = 0.5, 10.0
 NEAR = (0, 1, 2, 3)  # distances between the words of a pair, in words; 0 means a word by itself
 _CJK = "\u3040-\u30ff\u3400-\u9fff"
@@ -129,7 +129,7 @@ def _meaning_presence(stems: npt.NDArray[np.uint64], first: Integers, last: Inte
 
     A passage is given by the positions of its first word and of the one after its last.
     """
-    # Each number is a bitmask of 64 meanings.
+    # Each number in `sets` is a bitmask of 64 meanings.
     sets = np.zeros((-(-meaning_count() // 64), len(stems) + 1), np.uint64)
     positions = np.flatnonzero(stems < meaning_count())
     sets[stems[positions] >> np.uint64(6), positions] = np.uint64(1) << (stems[positions] & np.uint64(63))
@@ -147,11 +147,11 @@ def word_list() -> tuple[dict[str, int], re.Pattern[str]]:
     """
     lines = resources.files("grading.attacks").joinpath(WORDS).read_text("utf-8").splitlines()
     numbered_stems = [(plain(stem), number) for number, line in enumerate(lines) for stem in line.split()[1:]]
-    # If a stem is in several lines, the first of them gives its meaning.
+    # If several lines contain a stem, the first line gives its meaning.
     stem_numbers = dict(reversed(numbered_stems))
     cjk_stems = sorted((stem for stem in stem_numbers if re.match(f"[{_CJK}]", stem)), key=len, reverse=True)
-    # The first two alternatives come before the long list of stems, so that few words are compared with the list. They
-    # match nothing that begins like a stem.
+    # The first two alternatives match nothing that begins like a CJK stem. They come before the long list of these
+    # stems, so that few words are compared with the list.
     return stem_numbers, re.compile("|".join([rf"[^\W_{_CJK}]+", r"[^\w\s]", *map(re.escape, cjk_stems), f"[{_CJK}]"]))
 
 

@@ -30,7 +30,7 @@ MIN_UNITS = 10  # with fewer submissions than this, there is no confidence inter
 RESAMPLES = 1_999
 # Number of bootstrap samples that are in memory at the same time.
 _BATCH = 200
-# A floor is computed only for a criterion with at least this many grades. A third of the grades is used for the fit.
+# A floor is computed only for a criterion with at least this many grades. A line is fitted to a third of the grades.
 MIN_FLOOR_GRADES = 9
 
 _WORD = re.compile(r"\w\w")  # scikit-learn's vectorizer counts only words of at least two characters
@@ -156,7 +156,7 @@ def estimates(sums: Sequence[_Floats], seed: int = 0, resamples: int = RESAMPLES
     values, bounds = statistic(np.arange(unit_count)), np.full((2, len(MEASURES)), math.nan)
     if unit_count >= MIN_UNITS and resamples:
         with warnings.catch_warnings():
-            # SciPy warns if all values are equal. The result then has no interval.
+            # If all values are equal, SciPy warns, and the result has no interval.
             warnings.simplefilter("ignore")
             bounds = np.stack(
                 extra("scipy.stats")

@@ -39,7 +39,7 @@ class Evaluation:
     title: str
     submissions: int
     agreements: Mapping[str, Sequence[Agreement]]
-    # For each kind of doubt, how many submissions are flagged, flagged_wrong, unflagged and unflagged_wrong.
+    # For each kind of doubt, the counts of submissions: flagged, flagged_wrong, unflagged and unflagged_wrong.
     doubts: Sequence[Mapping[str, Any]]
     # For each bin of likelihoods: the share of grades that equal the person's, and the mean likelihood.
     reliability: Sequence[Sequence[float]]
@@ -98,8 +98,8 @@ def evaluate(
     pairs = [pair for points in by_rater.values() for pair in pairs_of(by_model, points)]
     if not pairs:
         raise EvaluationError(
-            "no submission has both a hand grade and a model's points: enter hand grades, for the submission names "
-            "of the batch"
+            "no submission has both a hand grade and a model's points: enter hand grades, and call the submissions "
+            "by their names in the batch"
         )
     parts = {
         "model": by_name(pairs),

@@ -124,8 +124,8 @@ def export_canvas(
 
 _NO_ID = "its name holds no Canvas user id, so it is not in the file"
 _NOT_LISTED = "its Canvas user id is not in the gradebook, so it is not in the file"
-# Canvas ignores columns with these titles at any position (`NON_ASSIGNMENT_COLUMN_HEADERS` in instructure/canvas-lms,
-# `lib/gradebook_importer.rb`).
+# Canvas ignores every column whose title contains one of these phrases (`NON_ASSIGNMENT_COLUMN_HEADERS` in
+# instructure/canvas-lms, `lib/gradebook_importer.rb`).
 _IGNORED_TITLE = re.compile("(?:Current|Final) (?:Score|Points|Grade)|Override (?:Score|Grade|Status)")
 _PASS_OR_FAIL = frozenset({"complete", "incomplete"})
 

@@ -55,7 +55,7 @@ class ExportFile:
 class FinalGrade:
     """One submission's grade after review. `points` is None exactly when `why_blank` gives a reason."""
 
-    grade: Grade  # as the models made it; if an approval has lapsed, it has one more doubt
+    grade: Grade  # the models' grade; if an approval has lapsed, a doubt is added
     criteria: tuple[CriterionGrade, ...]  # with the changes that a person made
     summary: str
     points: Points | None  # after the penalty is subtracted
@@ -222,7 +222,7 @@ class FilledIn:
     rows: list[list[str]] = field(default_factory=list)
     # The ids that the LMS gave to the people in the file.
     listed_numbers: set[str] = field(default_factory=set)
-    # Ids of the grades whose cells in the file may be changed. Blank grades are included.
+    # Ids of the grades whose cells this export fills in, or leaves empty because the grade is blank.
     held_ids: set[str] = field(default_factory=set)
     kept_count: int = 0
     replacements: list[tuple[str, str, str]] = field(default_factory=list)  # student, old, new

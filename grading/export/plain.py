@@ -9,7 +9,7 @@ from grading.report.grades import name_cell, one_line, show_points
 from grading.roster import Roster, kept_files, read_rosters
 from grading.tables import Sheet, write_sheet
 
-# The name grades.csv is taken by the file of the models' grades in the same folder.
+# The file can't be called grades.csv, because a file of that name in the same folder holds the models' grades.
 FILE = "final-grades.csv"
 FIRST = ("submission", "student_id", "state", "reviewed", "reviewer", "points", "max_points", "points_by_models")
 LAST = ("late", "needs_review", "remarks", "left_blank_because", "reason")

@@ -93,7 +93,7 @@ def _authors(name: str, owner: Owner, stand_in_of: Callable[[str], str]) -> list
         if person.name
     ]
     if claim is None:
-        # A classmate may call this student by the name of the file.
+        # In a text, a classmate can call this student by the name of the file.
         return [*people, *(_whole_name(name, stand_in) if owner.keeps_stand_ins or not people else ())]
     claimed_letters = letters(claim.name)
     if (

@@ -186,7 +186,7 @@ class Names:
 
     def replace_names(self, text: str, author: Student | None, present: set[Student]) -> str:
         """Return the text with all names replaced."""
-        # For each start, the longest span that begins at it. Of two spans with the same length, the first one counts.
+        # For each start position, the longest span that begins there. Of two equally long spans, the first one counts.
         longest: dict[int, _Span] = {}
         for span in self._find_spans(text if self._old else without_markup(text), author, present):
             longest_span = longest.setdefault(span[0], span)
@@ -306,7 +306,7 @@ class Names:
         prefixes = self._prefixes
         runs: list[tuple[str, _Run]] = []  # the runs that end at the previous word
         end = 0
-        # If only single letters were found, they are ignored: every text has some, and no name has only single letters.
+        # If only single letters were found, they are ignored: every text has some, and no name consists only of them.
         for match in WORD.finditer(text) if any(len(word) > 1 or not word.isascii() for word in words.values()) else ():
             spelling = words.get(match[0])
             if spelling is None:

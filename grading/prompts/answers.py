@@ -13,7 +13,7 @@ from messages.jobs import QuestionAnswer
 
 _AnswerT = TypeVar("_AnswerT")
 
-# Maximum lengths in characters. The prompt asks for them, and the schema enforces them.
+# Maximum lengths in characters. The prompt states these limits, and the schema enforces them.
 EVIDENCE_CHARS = 160
 FEEDBACK_CHARS = 200
 SUMMARY_CHARS = 400
@@ -80,8 +80,8 @@ class ParsedAnswer:
     summary: str = ""
     # Why there is no summary.
     no_summary: str = ""
-    # The quote that addresses the grader, according to the model. The number is the likelihood of the answer "yes". It
-    # is None if the likelihood is unknown.
+    # The quote that, according to the model, addresses the grader, and the likelihood of the answer "yes". The
+    # likelihood is None if it is unknown.
     passage: tuple[str, float | None] | None = None
 
 

@@ -10,8 +10,8 @@ _LEAST_CHARS = 16  # shorter texts can't be judged
 _LOOP_CHARS = 12  # a shorter loop can be emphasis, such as "very, very, very"
 _MOST_CHARS = 4_000
 _WINDOW, _STEP = 80, 20
-# A text repeats itself if too few of its four-letter sequences are distinct: a share below this. Even a numbered list
-# has a higher share.
+# A text repeats itself if less than this share of its four-letter sequences is distinct. Even a numbered list has a
+# higher share.
 _DIFFERENT = 0.2
 
 _ONE_CHARACTER = re.compile(r"([^\W\d_])\1{19,}|(\S)\2{99,}")

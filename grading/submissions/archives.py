@@ -32,7 +32,7 @@ MAX_MEMBERS = 2_000
 MAX_ZIP_MEMBERS = 20_000
 # Maximum ratio of uncompressed size to compressed size. Notebooks reach about 40.
 MAX_RATIO = 200
-# Files up to this size may have any compression ratio: they are harmless, and a repetitive output can have a high one.
+# For files up to this size, any compression ratio is allowed: they are harmless, and repetitive output compresses well.
 RATIO_FREE_BYTES = 8 * MIB
 
 # zipfile reads the whole central directory and makes an object for each member. The central directory of 20,000 members
@@ -54,12 +54,12 @@ _UNSAFE_CHARACTERS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 # The maximum share of control characters in a text. Saved terminal output contains ESC characters, but far fewer than
 # this.
 _BINARY_SHARE = 0.1
-# In UTF-16 text, one byte of each pair is NUL far more often than the other byte: at least this many times as often.
+# In UTF-16 text, one of the two bytes of a character is NUL at least this many times as often as the other byte.
 _ASCII_SHARE = 10
-# Text was wrongly read as Windows-1252 if it contains one of these: a byte that is not a character there; four
-# non-ASCII characters in a row (from Cyrillic or Chinese text); a character that umlauts or accents of Mac or DOS turn
-# into; a capital after a small letter; a symbol inside a word. Symbols that people do write inside words (d’été,
-# col·lecció, word—word, a±b) do not count.
+# Text was wrongly read as Windows-1252 if it contains one of these: a byte that is no character in Windows-1252; four
+# non-ASCII characters in a row (from Cyrillic or Chinese text); a character that appears in place of an umlaut or an
+# accented letter from DOS or an old Mac; a capital after a small letter; a symbol inside a word. Symbols that people do
+# write inside words (d’été, col·lecció, word—word, a±b) do not count.
 _GIBBERISH = re.compile(
     r"[\x80-\x9f]|[^\x00-\x7f\s‘’“”«»…–—]{4}|[ŠšŽžŸˆ˜ƒ‡‰]|[a-zß-öø-ÿ][À-ÖØ-Þ]|[^\W\d_][„‚]"
     r"|[^\W\d_][“”†™¡-ª®-°²³¶¸-º¼-¿][^\W\d_]"

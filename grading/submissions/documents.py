@@ -48,7 +48,7 @@ _PRINTED = re.compile(r"(?:\b(?:in|out) ?)?\[[\d ]*\]:|↪\s*→?")
 _TYPESET = str.maketrans({**dict.fromkeys("‐‑‒–—―−", "-"), **dict.fromkeys("\"'`‘’“”„«»•", " "), "ˆ": "^", "∗": "*"})
 # Markdown characters, which a rendered page does not show.
 _MARKUP = re.compile(r"[*_#~|$\\\[\]()<>]+")
-# Word writes UTF-8. In another encoding, the search for forbidden declarations could miss a declaration.
+# Word writes UTF-8. In another encoding, the search for forbidden declarations could miss one of them.
 _OTHER_ENCODING = re.compile(rb"<\?xml[^>]{0,200}encoding\s*=\s*[\"'](?!utf-8[\"']|us-ascii[\"'])", re.IGNORECASE)
 _COMMAND = "pip install 'kvasir-inference[documents]'"
 
@@ -92,7 +92,7 @@ def _check_package(data: bytes) -> None:
         files = archive.infolist()
         if len(files) > _MAX_FILES or sum(file.file_size for file in files) > _MAX_EXPANDED:
             raise Unreadable("it is not read, because its content is larger than a document needs")
-        for file in files:  # zipfile reads no more bytes than the declared size, even if that is wrong
+        for file in files:  # zipfile reads at most as many bytes as a file's declared size, even if that size is wrong
             if file.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
                 raise Unreadable("its compression is unusual and can't be read; save it again in Word")
             if file.filename.lower().endswith((".xml", ".rels")):

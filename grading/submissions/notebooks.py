@@ -262,7 +262,8 @@ class _NotebookReader:
     scanned_chars: Counter[PartKind] = field(default_factory=Counter)
     # Locations of the hidden tests that were left out.
     hidden_tests: list[str] = field(default_factory=list)
-    # Locations where the text left out may not be a hidden test, because nbgrader has not marked the cell as graded.
+    # Locations where it is uncertain whether the text left out is a hidden test, because nbgrader has not marked the
+    # cell as graded.
     doubtful: list[str] = field(default_factory=list)
 
     def submission(self, notebook: Mapping[str, Any]) -> Submission:

@@ -82,7 +82,7 @@ _REDIRECT = re.compile(
 # author in its title, and again in its heading.
 _PAGE_HEADING = re.compile(r"<title>(.{0,999}?)</title>\s*</head>\s*<body>\s*<h1>\1</h1>")
 # Types of file that contain no answer: pictures, and the usual files of a project. If the submission has other work,
-# such a file gets only a note. For any other unreadable file, a person is asked whether it is work.
+# a file of these types gets only a note. For a file of any other unreadable type, a person is asked whether it is work.
 _NO_ANSWER = frozenset(
     {".png", ".jpg", ".jpeg", ".gif", ".svg", ".webp", ".bmp", ".tif", ".tiff", ".heic", ".ico", ".css", ".rproj"}
     | {".lock", ".toml", ".yml", ".yaml", ".cfg", ".ini", ".bib", ".log", "license", "makefile", "dockerfile"}
