@@ -63,8 +63,8 @@ def _name_and_arguments(call: Any) -> tuple[str, str]:
             return name, text
     except (AttributeError, KeyError, TypeError, ValueError, RecursionError):
         pass
-    # The first word of such an error must be the field's name, because the gateway sends it to its client
-    # (gateway/refusal.py).
+    # This error must begin with the field's name, because the gateway tells its client that the error's first word is
+    # the wrong field (gateway/refusal.py).
     raise InvalidMessage("tool_calls must have a function with a name, and with arguments that are a JSON object")
 
 
