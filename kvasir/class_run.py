@@ -49,7 +49,7 @@ from producers.batch.runner import Progress, Runner
 from producers.storage.private import write_atomically
 from producers.words import join_with_and, plural, shorten_names
 
-_DEFAULT_CONTEXT = 32_768  # used if the configuration sets no context; a worker refuses one that its model can't hold
+_DEFAULT_CONTEXT = 32_768  # if the configuration sets no context; a worker refuses jobs that are too long for its model
 
 
 @dataclass(frozen=True, slots=True)

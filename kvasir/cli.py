@@ -125,7 +125,7 @@ def run_command(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the program that reads our output has ended, as in `kvasir results … | head`
         sys.stderr.close()
         return EXIT_FAILURE
-    except OSError as error:  # an error with a file that no other code has handled
+    except OSError as error:  # a file error that no other code has handled
         say(f"kvasir: {error.filename or 'a file'} can't be used: {error.strerror or error}", stderr)
         return EXIT_USAGE
     return code if isinstance(code, int) else 0

@@ -69,7 +69,7 @@ def grade(
     settings = global_options.settings(models)
     request = class_run.request_from(settings, **request_options)
     if dry:
-        folder = class_run.place_of(request, place)  # a dry run must report the same problems as a real run
+        folder = class_run.place_of(request, place)  # also checks the place, as in a real run
         return dry_run.show_dry_run(settings, class_run.with_answers(request, folder), as_json)
     with (
         TerminalProgress(quiet) as progress,

@@ -55,7 +55,7 @@ class Order:
     ssh_config: Path | None
     wheel: Path | None  # None: a wheel is built from this checkout
     services: bool  # set up the broker and the store instead of the workers
-    with_weights: bool  # which are copied
+    with_weights: bool  # also copy the models' weights
     dry_run: bool
 
 

@@ -74,7 +74,7 @@ class _Drawing:
     "--at-most",
     type=Number(),
     metavar="PERCENT",
-    help="Set the bound: at most this percentage of the grades that nobody checks may differ from yours [default: 20].",
+    help="Set the bound: allow at most this percentage of the unchecked grades to differ from yours [default: 20].",
 )
 @click.option(
     "--confidence", type=Number(), metavar="PERCENT", help="Set the confidence of the bound, in percent [default: 90]."
@@ -88,7 +88,7 @@ class _Drawing:
     "--thresholds",
     type=_Numbers(float),
     metavar="X[,X…]",
-    help="Compare up to 5 thresholds. A person would read each grade whose doubt is above the threshold.",
+    help="Compare up to 5 thresholds. With each threshold, people read the grades whose doubt is above it.",
 )
 @click.option(
     "--strata",

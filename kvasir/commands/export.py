@@ -21,7 +21,7 @@ from messages.errors import BatchError, UsageError
 from producers.batch import batch as batches
 from producers.storage.private import kept_in, open_ordinary, write_atomically
 
-_BEGINNING = 4096  # the first bytes of a file are enough to tell its kind
+_BEGINNING = 4096  # this many bytes from the start of a file are enough to tell its kind
 
 
 _OF_FORMAT = "of_format_"  # prefix of the argument names of a format's options
@@ -84,7 +84,7 @@ def export(
     export_format = next(registered for registered in out.FORMATS if registered.name == format_name)
     choices = _choices(export_format, format_values)
     try:
-        # The grades are read before the file is made, so the next export shows each decision made after this moment.
+        # Read the grades before the file is made: then a decision made meanwhile counts as a change in the next export.
         _, grades = out.final_grades(batch, include_unreviewed)
         export_file = export_format.make(batch, include_unreviewed=include_unreviewed, **choices)
         since = out.since_last(batch, export_format.name, grades, export_file.held_ids)
@@ -198,8 +198,8 @@ def _check_replaceable(target: Path, batch: Path, export_file: ExportFile, sourc
         raise out.ExportError(f"{target} is a source of this export, so it is not replaced; {hint}")
     if target.name != export_file.name and place in {own_file.resolve() for own_file in kept_in(batch)}:
         raise out.ExportError(f"{target} belongs to the batch, so it is not replaced; {hint}")
-    # Only an earlier export may be replaced: it and the new export are both zip files, or begin with the same column
-    # name.
+    # Only an earlier export may be replaced. A file counts as one if it and the new export are both zip files, or if
+    # both begin with the same column name.
     with open_ordinary(target) as file:
         begins = file.read(_BEGINNING).removeprefix(BOM_UTF8)
     if begins and _first(begins) != _first(export_file.data.removeprefix(BOM_UTF8)):

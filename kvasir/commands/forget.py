@@ -96,7 +96,7 @@ def _forget_in_cluster(global_options: Globals, settings: Settings, batch_id: st
     with connect(settings, (), global_options.observer(), "forget") as client:
         try:
             DeadLetters(client.broker).close()
-        # Some logins, such as a producer's, have no right to delete. This error comes before anything is deleted.
+        # A login without the right to delete, such as a producer's, gets this error before anything is deleted.
         except ConfigError as error:
             raise ConfigError(
                 f"nothing was deleted, because only the operator is allowed to forget a batch: {error}"

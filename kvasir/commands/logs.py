@@ -38,7 +38,7 @@ _FIELDS_OF_ALL = (
     "stage",
     "run",
     "lane",
-)  # fields that are left out: equal in all lines of a job, or implied by the line's event
+)  # `kvasir job` leaves these fields out: they are equal in all lines of a job, or the line's event implies them
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
@@ -260,7 +260,7 @@ def _listen(
                 yield name, message
                 continue
             open_logs -= 1
-            # all roles of a machine that can't be reached have the same reason, so it is printed once
+            # if a machine can't be reached, all its roles give the same reason, so it is printed only once
             if message and str(message) not in failures:
                 click.echo(f"kvasir: {message}", err=True)
                 failures.add(str(message))
@@ -282,8 +282,8 @@ def _script(machine: MachineSettings, unit: Unit, lines: int, follow: bool, look
         show = f"tail -n {'+1' if looks_for else lines} {'-F ' if follow else ''}{path} 2>/dev/null"
     if not follow:
         return f"{check}; {show}{looks_for}"
-    # Without a terminal, the remote process doesn't notice that this process has ended. So the script makes it stop
-    # when its input ends.
+    # Without a terminal, the remote log command doesn't notice that this process has ended. So the script kills the
+    # log command when the script's own input ends.
     return (
         f"{check}; exec 3<&0; {{ exec {show}; }} & said=$!; {{ read -r _ <&3; kill $said; }} & ear=$!; "
         "wait $said; code=$?; kill $ear; exit $code"

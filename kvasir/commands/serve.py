@@ -142,7 +142,7 @@ def revoke(global_options: Globals, name: str, folder: Path) -> None:
     if is_cluster(settings):
         try:
             deleted_count = forget_named(settings.store_url_with_secret(), {revoked_key.tag})
-        except KvasirError:  # some logins, such as a producer's, have no right to delete keys in the store
+        except KvasirError:  # some logins, such as a producer's, have no right to delete anything in the store
             stderr.print("its conversations' KV caches stay in the store until they expire, a day at most:")
             raise
         say(f"KV caches of its conversations deleted from the store: {plural(deleted_count, 'record')}")

@@ -188,7 +188,7 @@ def _try_addresses(service: Literal["broker", "store"], settings: Settings) -> d
     urls = addresses(settings.broker_url_with_secret() if service == "broker" else settings.store_url_with_secret())
     # the store's certificate file is named in its URL
     ca_file = settings.broker_ca_file() if service == "broker" else ""
-    with ThreadPoolExecutor(len(urls)) as pool:  # each try has a time limit
+    with ThreadPoolExecutor(len(urls)) as pool:  # all at the same time; each try has a time limit
         tries = list(pool.map(lambda url: try_service(service, url, ca_file), urls))
     if len(urls) == 1:
         return {urls[0]: tries[0]}

@@ -14,8 +14,8 @@ class Finding:
     subject: str  # what was checked: configuration, broker, store, links, versions, or a model's name
     what: str
     todo: str = ""
-    # For a pair of workers, one entry for each layer: the difference between their keys, the difference between their
-    # values, and how much of this rounding explains. All are shares of the norm.
+    # For a pair of workers, one entry for each layer of the model: the difference between the two workers' keys, the
+    # difference between their values, and the largest difference that rounding can cause. All are shares of the norm.
     layers: tuple[dict[str, float], ...] = ()
     # A fixed word that programs can test for, such as dns, mtu, login, store_full.
     cause: str = ""

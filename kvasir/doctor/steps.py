@@ -23,11 +23,12 @@ from messages.errors import BrokerUnavailable, ConfigError, KvasirError
 
 # the steps that are printed
 STEPS = ("resolve", "connect", "TLS", "log in", "8 KB", "1 MB", "confirm")
-# Longer than 5 s: after that time a resolver leaves a dead name server and asks the next one.
+# Longer than 5 s, because a resolver waits 5 s for a dead name server before it asks the next one.
 WITHIN_S = 5.8
 # Message sizes in bytes: those that fit a tunnel's packet, those that fit an Ethernet frame, and larger ones.
 SIZES = {"500 B": 500, "1,000 B": 1_000, "1,300 B": 1_300, "1,400 B": 1_400, "8 KB": 8_192, "1 MB": 1_000_000}
-# Within 3 s, TCP sends a lost SYN again twice, and the kernel gives up its search for the machine's address.
+# Longer than 3 s, because TCP repeats a lost SYN twice within 3 s, and the kernel gives up looking for the machine's
+# hardware address.
 _CONNECT_S = 3.5
 # A live machine accepts or refuses a connection at one of these ports, unless a firewall drops everything.
 _OTHER_PORTS = (22, 80, 1)
@@ -246,7 +247,7 @@ class ServiceCheck:
                     nodes = client.execute_command("CLUSTER NODES") if is_cluster(self.url) else {}
                     self.server = min((node["node_id"] for node in nodes.values()), default="")
                     self.server = self.server or str(client.info("server")["run_id"])
-                # In a cluster, another node may own this key. The measurement of the link tests writing there.
+                # In a cluster, another node may own this key, so only the measurement of the link tests writing.
                 if not is_cluster(self.url):
                     key = f"doctor:{secrets.token_hex(8)}"
                     client.set(key, os.urandom(_VALUE_BYTES), ex=_KEY_TTL_S)

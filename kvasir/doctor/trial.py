@@ -108,7 +108,8 @@ def judge(result: JobResult, registrations: Sequence[WorkerInfo]) -> Trial:
     prefill, decode = by_id.get(result.prefill.worker_id), by_id.get(result.decode.worker_id)
     level, problem, todo = _verdict(result, prefill, decode)
     prefill_report, decode_report = result.prefill, result.decode
-    # The job stored only its suffix, because the store may have had the template's first tokens already.
+    # Bytes of the whole transferred cache. The job itself may have stored less, because the store may have held the
+    # template's first tokens already.
     size = (
         prefill_report.put_bytes * decode_report.transferred_tokens // prefill_report.computed_tokens
         if prefill_report.computed_tokens
@@ -208,8 +209,8 @@ def _try_pairs(
                 answered += 1
                 trial = judge(result, registrations)
                 pair = (trial.prefill, trial.decode)
-                # A pair's first job is reported. A later one is reported only if it failed or reached an unexpected
-                # pair.
+                # The first job that reaches a pair is reported. A later job of this pair is reported only if the
+                # job or its KV transfer failed.
                 if trial.level == "error" or pair not in {(earlier.prefill, earlier.decode) for earlier in trials}:
                     trials.append(trial)
                 unmet_pairs.discard(pair)

@@ -23,13 +23,13 @@ from messages.workers import BOTH_ROLES, RateCurve, WorkerInfo
 from producers.batch.batch import Batch
 from producers.client import Client
 
-# Seconds that a job takes at prefill and in a decode slot, without the engine's work. A few milliseconds are for
-# starting and ending the engine, and for the transfer between the stages (benchmarks.overhead).
+# Seconds that a job takes at prefill and in a decode slot, in addition to the engine's work. A few milliseconds of
+# them are needed to start and end the engine's run, and to pass the job between the stages (benchmarks.overhead).
 PREFILL_OVERHEAD_S = 0.01
 DECODE_OVERHEAD_S = 0.01
 # Assumed length of a prompt without the part that the class shares, until a prompt has been measured.
 FIRST_PROMPT_TOKENS = 4000
-LIKELY = 0.9  # if the chance of meeting the deadline is below this, the command says what would help
+LIKELY = 0.9  # if the chance of meeting the deadline is below this, `expectation` says what would help
 LAST_RESULTS = 200  # a batch's answer lengths are estimated from this many of its latest results
 
 
@@ -79,9 +79,10 @@ def remainder_of(settings: Settings, client: Client, batch: Batch | None = None)
         batch_jobs = [
             replace(job, name=f"{model} {number}") for number in range(total if counts is None else counts[model])
         ]
-        # Batches that take turns have one queue each. Batches that share a queue are served one after the other. Until
-        # this batch has answers, all other jobs count as ahead of its jobs. After that, they count as behind its jobs.
-        # Jobs far behind are left out, because they can't delay the batch.
+        # If batches take turns, each has its own queue, and their jobs alternate. If they share a queue, it serves one
+        # batch after the other. Then the other batches' jobs are assumed to be ahead of this batch's jobs until this
+        # batch has answers, and behind them from then on. Jobs far behind are left out, because they can't delay the
+        # batch.
         foreign_count = min(total, 10 * len(batch_jobs) if lengths else total) - len(batch_jobs)
         others = max(0, _turns_taken(client.broker, model) - 1)
         foreign_jobs = [

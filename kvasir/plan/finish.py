@@ -23,7 +23,7 @@ RATE_SPREAD = 0.03
 # answers stand still while their machine prefills.
 YOUNG = 1.3
 CLASS_SPREAD = 0.1  # spread of a class's mean answer length around the mean of earlier classes
-UNKNOWN_SPREAD = 0.07  # spread of the time due to unknowns; fitted on 244 nights simulated by `benchmarks.finish`
+UNKNOWN_SPREAD = 0.07  # what unknowns add to the time's spread; fitted on 244 nights simulated by `benchmarks.finish`
 ENOUGH_ANSWERS = 8  # with fewer answers than this, lengths are drawn around a mean
 MOST_PROMPTS = 400  # at most this many prompts are simulated, because thousands would take thousands of seconds
 SHARE = 0.9  # this share of the predicted intervals should contain the true time

@@ -120,7 +120,7 @@ class MachineState:
     def __init__(self, decoders: Sequence[DecoderState]) -> None:
         self.decoders = decoders
         self.is_prefilling = False
-        self.forecast_s = math.inf  # when the machine's next sequence ends or begins, by the latest forecast
+        self.forecast_s = math.inf  # latest forecast of when the machine's next sequence ends or begins
         self._seen_s = 0.0
 
     def advance(self, now: float) -> None:
@@ -333,7 +333,7 @@ class SimulationState:
         """Run until the last answer."""
         self._begin(backlog)
         for decoder in self.decoders:
-            self._schedule(decoder.worker.joins_s, lambda: None)  # an empty event: at each event, slots are filled
+            self._schedule(decoder.worker.joins_s, lambda: None)  # no action is needed: every event fills free slots
             if decoder.worker.dies_s < math.inf:
                 self._schedule(decoder.worker.dies_s, self._die, decoder)
         while self._events:

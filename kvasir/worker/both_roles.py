@@ -23,7 +23,7 @@ from messages.errors import BrokerUnavailable
 from messages.workers import BOTH_ROLES, WorkerInfo, prefill_id
 from prefill_worker.worker import PrefillWorker
 
-LOOK_S = 0.2  # each check costs four passive declares and one read of the registrations
+LOOK_S = 0.2  # interval between checks; a check costs four passive declares and one read of the registrations
 
 
 class TwoRoleWorker:

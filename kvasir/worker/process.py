@@ -131,7 +131,7 @@ def _load(settings: Settings, options: WorkerOptions, model: ModelSettings) -> t
     choice = options.choice
     name, weights = choice.engine, choice.weights
     if not (name and weights):
-        # if the name is wrong, the error names the configured models
+        # if the model is not configured, `settings.model` raises an error that names the configured models
         name, default = settings.model(model.name).weights_for(choice.engine)
         weights = weights or default
     # a role that this worker does not have gets 1 slot
