@@ -90,7 +90,7 @@ class MatrixRun:
         self._models = list(models)
         self._engines = engines
         self._common = {"run": self.id, "folder": str(folder), "seed": seed, "family": (*ENGINES, VLLM), "texts": texts}
-        self._timeout_s = REAL_TIMEOUT_S if {*REAL} & {*models} else harness.CHILD_TIMEOUT_S
+        self._timeout_s = REAL_TIMEOUT_S if {*REAL} & {*models} else harness.CHILD_TIMEOUT_S + 60 * len(models)
 
     def all_pairs(self) -> None:
         """Choose prompts, prefill them with each engine, then decode with each."""
