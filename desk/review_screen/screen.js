@@ -91,6 +91,7 @@ class Screen {
     if (isNew) this.mount(root);
     this.takeAnswers(data.answers);
     const isKnown = this.heard === this.sent && !this.isUntold;
+    if (isKnown) this.hasMoved = false;
     if (this.isLed(data, isKnown)) {
       if (data.show !== this.show) this.queue = [];
       this.show = data.show;
@@ -98,7 +99,8 @@ class Screen {
       this.later(); // the desk knows a lead by its not being the place that it was told last
     }
     if (isNew) this.showSomething();
-    if ((isNew && !isKnown) || (isKnown && data.current !== this.shown)) this.later();
+    const isBehind = this.addressed() && this.addressed() !== data.current; // Back was pressed again: the desk hears of it
+    if ((isNew && !isKnown) || (isKnown && data.current !== this.shown && !isBehind)) this.later();
     this.takeSame(...data.same);
     this.extendQueue();
     this.render();
@@ -113,12 +115,17 @@ class Screen {
   isLed({ heard, current, show, led }, isKnown) {
     const lead = `${heard} ${current} ${show}`;
     for (const number of Object.keys(this.told)) if (number <= this.heard) delete this.told[number];
-    const address = new URLSearchParams(location.search).get("submission");
+    const address = this.addressed();
     const isNewLead = led && lead !== this.lead && (heard[0] === this.sender || isKnown);
     const mayFollow = isNewLead && (!address || address === current) && !Object.values(this.told).includes(current);
     if (this.shown !== null && this.data.people[this.shown] && !mayFollow) return false;
     this.lead = lead;
     return true;
+  }
+
+  /** The submission in the address, which Back changes before the desk hears of it. */
+  addressed() {
+    return new URLSearchParams(location.search).get("submission");
   }
 
   /** Who comes to a queue that is empty by now is shown another one, and told so. */
@@ -129,6 +136,7 @@ class Screen {
     this.status = `Nobody is left in “${this.show}”: “${full}” is shown.`;
     this.show = full;
     this.queue = [];
+    this.hasMoved = true;
     this.later();
   }
 
@@ -296,15 +304,17 @@ class Screen {
     if (this.heard === this.sent) this.waitingSince = performance.now();
     this.isUntold = false;
     this.sent += 1;
-    this.told[this.sent] = this.shown;
+    // A message without a place moves nobody: one with the place that Back has left would undo the Back.
+    const hasLeft = !this.hasMoved && this.addressed() && this.addressed() !== this.shown;
+    this.told[this.sent] = hasLeft ? "" : this.shown;
     this.sentAt = performance.now();
     const have = {};
     for (const [id, content] of this.cache) if (content.work) have[id] = content.workVersion;
     this.setStateValue("message", {
       sender: this.sender,
       number: this.sent,
-      submission: this.shown,
-      show: this.show,
+      submission: hasLeft ? "" : this.shown,
+      show: hasLeft ? "" : this.show,
       name: this.yourName,
       blind: !!this.settings.blind,
       near: this.near(),
@@ -415,6 +425,7 @@ class Screen {
   }
 
   go(id, status = "") {
+    this.hasMoved = true;
     this.enter(id);
     this.status = status;
     this.render();
@@ -988,6 +999,7 @@ class Screen {
   }
 
   choose(settings, queue = this.show) {
+    this.hasMoved = true;
     this.show = queue;
     if (this.root.contains(document.activeElement)) this.root.focus({ preventScroll: true }); // keys are the screen's again
     Object.assign(this.settings, settings);
