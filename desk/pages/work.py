@@ -86,7 +86,7 @@ def _part(work: WorkBlocks, part: SubmissionPart, language: str, quotes: Mapping
     else:
         _lines(work, body.split("\n"), marks, part.kind == "output")
     if left_out := len(part.text) - len(body):
-        work.caption(f"{plural(left_out, 'character')} more, not shown")
+        work.caption(f"{plural(left_out, 'character')} more, not shown", kind="cut")
     return len(body)
 
 
