@@ -55,7 +55,10 @@ def draw_work(
     if submission.images_left_out:
         hidden_count = submission.images_left_out - len(pictures)
         hidden_text = f"; {hidden_count} of them can't be shown here" if hidden_count > 0 else ""
-        work.caption(f"{plural(submission.images_left_out, 'picture')}, seen by no model{hidden_text}.")
+        work.caption(
+            f"{plural(submission.images_left_out, 'picture')}, seen by no model{hidden_text}."
+            + " A click on one makes it larger." * bool(pictures)
+        )
     return work.blocks
 
 

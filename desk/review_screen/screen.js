@@ -64,7 +64,6 @@ class Screen {
     addEventListener("resize", () => this.fit());
     addEventListener("online", () => this.send());
     addEventListener("click", (event) => this.onClick(event), true);
-    addEventListener("change", ({ target }) => { this.hasLeft ||= !!target.closest("[data-testid=stSidebar]"); }, true);
     // A press is a click only if its element is still there at its end: until then nothing is drawn again.
     addEventListener("pointerdown", () => {
       this.isByPointer = this.isRoaming = true;
@@ -92,8 +91,6 @@ class Screen {
     const root = parent.querySelector(".kv");
     const isNew = root !== this.root;
     if (isNew) this.mount(root);
-    if (isNew && this.hasLeft) this.active = null; // whoever comes back from another section begins as at first
-    if (isNew) this.hasLeft = false;
     this.takeAnswers(data.answers);
     const isKnown = this.heard === this.sent && !this.isUntold;
     if (isKnown) this.hasMoved = false;
@@ -765,6 +762,7 @@ class Screen {
   }
 
   onClick(event) {
+    if (event.target.closest?.("[data-testid=stSidebar] label")) this.active = null; // who comes back begins as at first
     if (!this.root?.isConnected) return;
     // With the mouse; whoever uses the arrow keys stays there.
     const section = event.detail && event.target.closest?.("[data-testid=stSidebar] label, .kv button");
@@ -1054,7 +1052,7 @@ class Screen {
     const order = this.show === "needs review" ? ", most doubts first" : ", in the order of the files";
     const isQueued = new Set(queues[this.show]);
     const others = this.queue.filter((id) => !isQueued.has(id)).length; // decided on by now, or opened by a link
-    const what = this.show + (others ? ` and ${others} other${others === 1 ? "" : "s"}` : "");
+    const what = this.show + (others ? `: ${this.queue.length - others}, others: ${others}` : "");
     const shown = [what, this.settings.order && `only ${this.settings.order}`].filter(Boolean).join(", ");
     this.place.replaceChildren(`${this.queue.indexOf(this.shown) + 1} of ${this.queue.length} shown (${shown}`,
       make("span", { class: "kv-wide" }, order), `) · in the class: ${this.data.standing}${share}`);

@@ -490,8 +490,8 @@ def test_s_chooses_what_is_shown_and_who_no_longer_belongs_there_is_counted_apar
     wait_until(lambda: not browser.evaluate("window.kvasirReview.state().isBlank"), "the grade is there", PATIENCE_S)
     time.sleep(0.5)  # in which it is read
     press(browser, "a")
-    browser.wait_for("2 of 2 shown (needs review and 1 other, most doubts first) · in the class: 1 of 3 needs review")
-    press(browser, "s", "3")
+    browser.wait_for("2 of 2 shown (needs review: 1, others: 1, most doubts first) · in the class: 1 of 3 needs review")
+    press(browser, "s", "4")
     browser.wait_for("2 of 3 shown (all, in the order of the files)")
 
 
