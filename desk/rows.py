@@ -132,11 +132,14 @@ def what_goes_out(finals: Iterable[FinalGrade], overrides_by_item: Mapping[str, 
             ),
         ]
     )
-    alone_count = len(given_grades) - decided_count
-    points = f"{decided_count} that a person has decided on, {alone_count} on the model's points alone"
+    empty_count = sum(
+        final.grade.state == "empty" and not overrides_by_item.get(final.grade.item_id) for final in given_grades
+    )
     texts = plural(misfits, "feedback text", "was", "were")
     return [
-        f"{plural(len(given_grades), 'grade')} in this file: {points}.",
+        f"{plural(len(given_grades), 'grade')} in this file: {decided_count} that a person has decided on, "
+        f"{len(given_grades) - decided_count - empty_count} on the model's points alone"
+        + (f", {empty_count} with nothing handed in." if empty_count else "."),
         *([f"{texts} written for other points than those given now. Review shows which."] if misfits else []),
     ]
 

@@ -55,9 +55,10 @@ def follow_address() -> None:
     # previous address then, but a choice on the page has changed.
     #
     # If the person presses Back twice before the page is drawn, the page still has the choices from before the first
-    # press. The address of these choices is in "left".
+    # press. The address of these choices is in "left". The second press can also end the first one's run in the middle
+    # of this function: "went" is still true then, and the choices are a mixture.
     state["went"] = address != state.get("address") and (
-        last_address is None or page_address in (last_address, state.get("left"))
+        last_address is None or state.get("went") or page_address in (last_address, state.get("left"))
     )
     if state["went"]:
         state["address"] = address

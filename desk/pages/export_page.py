@@ -42,7 +42,9 @@ def show_export_page(desk: Desk, folder: Path) -> None:
         return
     include_unreviewed = st.checkbox("Include grades that still need review", key="include unreviewed")
     formats = {export_format.title: export_format for export_format in export.DESK_FORMATS}
-    export_format = formats[str(st.selectbox("As", list(formats), key=f"export kind {folder}"))]
+    export_format = formats[
+        str(st.selectbox("As", list(formats), key=f"export kind {folder}", persist_state="session"))
+    ]
     if view.rubric and view.rubric.late:
         _times(folder, view)
     choices: Choices | None = None

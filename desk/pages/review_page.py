@@ -163,7 +163,7 @@ def _hear(desk: Desk, folder: Path, key: str) -> None:
     state["me"], state["blind"] = " ".join(message.name.split())[:80], message.blind
     if message.show in QUEUES:
         state["show"] = message.show
-    state["submission"] = message.submission
+    state["submission"] = message.submission or state["submission"]  # without one, the person has not moved
     state.pop("opened", None)
     # Only this function sets "heard": after a restart of the desk, Streamlit can show an old message without calling
     # this function. The assignment is the last statement, because each access to the state can end the function.

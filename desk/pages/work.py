@@ -55,7 +55,10 @@ def draw_work(
     if submission.images_left_out:
         hidden_count = submission.images_left_out - len(pictures)
         hidden_text = f"; {hidden_count} of them can't be shown here" if hidden_count > 0 else ""
-        work.caption(f"{plural(submission.images_left_out, 'picture')}, seen by no model{hidden_text}.")
+        work.caption(
+            f"{plural(submission.images_left_out, 'picture')}, seen by no model{hidden_text}."
+            + " A click on one makes it larger." * bool(pictures)
+        )
     return work.blocks
 
 
@@ -86,7 +89,7 @@ def _part(work: WorkBlocks, part: SubmissionPart, language: str, quotes: Mapping
     else:
         _lines(work, body.split("\n"), marks, part.kind == "output")
     if left_out := len(part.text) - len(body):
-        work.caption(f"{plural(left_out, 'character')} more, not shown")
+        work.caption(f"{plural(left_out, 'character')} more, not shown", kind="cut")
     return len(body)
 
 

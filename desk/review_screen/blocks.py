@@ -17,9 +17,9 @@ class WorkBlocks:
     def __init__(self) -> None:
         self.blocks: list[dict[str, Any]] = []
 
-    def caption(self, text: str) -> None:
-        """A line that stands back."""
-        self.blocks.append({"kind": "caption", "text": text})
+    def caption(self, text: str, kind: str = "caption") -> None:
+        """A line that stands back. Of the kind `cut`, it says how much is left out here."""
+        self.blocks.append({"kind": kind, "text": text})
 
     def code(self, text: str, language: str, marks: Mapping[int, str] = _NO_MARKS) -> None:
         """A cell of code, each line in pieces: [colour, text]."""

@@ -38,6 +38,7 @@ const KEYS = [
   ["z", "discard what is not saved, or undo the last save; asks first if you have gone elsewhere since"],
   ["g", "the next submission that needs a person"],
   ["j k", "the next, or the previous, submission"],
+  ["s", "choose which submissions are shown"],
   ["/", "find a submission"],
   ["Space", "scroll the work; with Shift, back"],
   ["Esc", "leave the field, or close the list"],
@@ -66,6 +67,7 @@ class Screen {
     // A press is a click only if its element is still there at its end: until then nothing is drawn again.
     addEventListener("pointerdown", () => {
       this.isByPointer = this.isRoaming = true;
+      this.isNewcomer = false;
       this.pressedAt = performance.now();
     }, true);
     for (const end of ["pointerup", "pointercancel"]) addEventListener(end, () => this.endPress(), true);
@@ -91,6 +93,7 @@ class Screen {
     if (isNew) this.mount(root);
     this.takeAnswers(data.answers);
     const isKnown = this.heard === this.sent && !this.isUntold;
+    if (isKnown) this.hasMoved = false;
     if (this.isLed(data, isKnown)) {
       if (data.show !== this.show) this.queue = [];
       this.show = data.show;
@@ -98,7 +101,8 @@ class Screen {
       this.later(); // the desk knows a lead by its not being the place that it was told last
     }
     if (isNew) this.showSomething();
-    if ((isNew && !isKnown) || (isKnown && data.current !== this.shown)) this.later();
+    const isBehind = this.addressed() && this.addressed() !== data.current; // Back was pressed again: the desk hears of it
+    if ((isNew && !isKnown) || (isKnown && data.current !== this.shown && !isBehind)) this.later();
     this.takeSame(...data.same);
     this.extendQueue();
     this.render();
@@ -113,12 +117,17 @@ class Screen {
   isLed({ heard, current, show, led }, isKnown) {
     const lead = `${heard} ${current} ${show}`;
     for (const number of Object.keys(this.told)) if (number <= this.heard) delete this.told[number];
-    const address = new URLSearchParams(location.search).get("submission");
+    const address = this.addressed();
     const isNewLead = led && lead !== this.lead && (heard[0] === this.sender || isKnown);
     const mayFollow = isNewLead && (!address || address === current) && !Object.values(this.told).includes(current);
     if (this.shown !== null && this.data.people[this.shown] && !mayFollow) return false;
     this.lead = lead;
     return true;
+  }
+
+  /** The submission in the address, which Back changes before the desk hears of it. */
+  addressed() {
+    return new URLSearchParams(location.search).get("submission");
   }
 
   /** Who comes to a queue that is empty by now is shown another one, and told so. */
@@ -129,6 +138,7 @@ class Screen {
     this.status = `Nobody is left in “${this.show}”: “${full}” is shown.`;
     this.show = full;
     this.queue = [];
+    this.hasMoved = true;
     this.later();
   }
 
@@ -226,11 +236,12 @@ class Screen {
   takeSame(of, places) {
     if (!this.same || this.same.places || of[0] !== this.same.id || of[1] !== this.same.from) return;
     const others = places.filter(([item]) => item !== this.same.item);
-    this.same = others.length ? { ...this.same, places: others } : null;
+    this.same = others.length ? { ...this.same, places: others, left: new Set() } : null;
   }
 
   changeSame() {
-    const free = this.same?.places?.filter(([, , who]) => !who) || [];
+    const free = this.same?.places?.filter(([item, , who]) => !who && !this.same.left.has(item)) || [];
+    if (!free.length && this.same?.left?.size) return this.say("None is ticked: n leaves the comment on all of them.");
     if (!free.length) return this.say("There is no comment to change on other submissions.");
     const { id, to, reason } = this.same;
     const group = `${this.sender} ${this.acted}`;
@@ -296,15 +307,17 @@ class Screen {
     if (this.heard === this.sent) this.waitingSince = performance.now();
     this.isUntold = false;
     this.sent += 1;
-    this.told[this.sent] = this.shown;
+    // A message without a place moves nobody: one with the place that Back has left would undo the Back.
+    const hasLeft = !this.hasMoved && this.addressed() && this.addressed() !== this.shown;
+    this.told[this.sent] = hasLeft ? "" : this.shown;
     this.sentAt = performance.now();
     const have = {};
     for (const [id, content] of this.cache) if (content.work) have[id] = content.workVersion;
     this.setStateValue("message", {
       sender: this.sender,
       number: this.sent,
-      submission: this.shown,
-      show: this.show,
+      submission: hasLeft ? "" : this.shown,
+      show: hasLeft ? "" : this.show,
       name: this.yourName,
       blind: !!this.settings.blind,
       near: this.near(),
@@ -415,6 +428,7 @@ class Screen {
   }
 
   go(id, status = "") {
+    this.hasMoved = true;
     this.enter(id);
     this.status = status;
     this.render();
@@ -429,7 +443,9 @@ class Screen {
     this.enteredAt = performance.now();
     this.active = null;
     this.isRoaming = false;
+    this.isNewcomer = true; // nothing was done here yet
     this.whole = this.prompts = this.asked = "";
+    this.seeksQuote = false;
     this.status = "";
     this.extendQueue();
   }
@@ -555,14 +571,11 @@ class Screen {
 
   /** Why this can't be saved, or not be accepted; "" if it can. */
   whyNot(isChanged, accepts) {
-    const { criteria, isBlank, kind, whole } = this.state();
+    const state = this.state();
     if (this.isConflict(this.shown)) return "Choose first which decision counts.";
     if (this.grade.querySelector('[aria-invalid="true"]')) return "These points can't be given: nothing is saved.";
-    if (isBlank) return ON_ITS_WAY;
-    const missing = titlesOf(criteria.filter(({ points }) => points === null));
-    if (accepts && kind === "waiting") return "This one is not graded yet: j goes to the next.";
-    if (accepts && missing && whole === null)
-      return `There are no points to accept for ${missing}: give points, or see on Grade what can be tried again. j goes on.`;
+    if (state.isBlank) return ON_ITS_WAY;
+    if (accepts && whyNotAccepted(state)) return whyNotAccepted(state);
     const isGlance = performance.now() - this.enteredAt < GLANCE_MS && !(this.changedAt > this.enteredAt);
     return !isGlance ? "" : isChanged ? "This was changed before: once more saves it." : "Nothing is changed here: once more accepts it as it is.";
   }
@@ -735,7 +748,7 @@ class Screen {
   open(id) {
     this.endEntry();
     this.active = id;
-    this.isRoaming = false;
+    this.isRoaming = this.isNewcomer = false;
     this.render();
   }
 
@@ -749,6 +762,7 @@ class Screen {
   }
 
   onClick(event) {
+    if (event.target.closest?.("[data-testid=stSidebar] label")) this.active = null; // who comes back begins as at first
     if (!this.root?.isConnected) return;
     // With the mouse; whoever uses the arrow keys stays there.
     const section = event.detail && event.target.closest?.("[data-testid=stSidebar] label, .kv button");
@@ -757,7 +771,7 @@ class Screen {
 
   onKey(event) {
     if (!this.root?.isConnected || !this.data) return;
-    this.isByPointer = this.isRoaming = false;
+    this.isByPointer = this.isRoaming = this.isNewcomer = false;
     this.pressedAt = undefined;
     const { target } = event;
     const isHere = this.root.contains(target);
@@ -807,6 +821,7 @@ class Screen {
       z: () => this.undo(),
       j: () => this.move(1),
       k: () => this.move(-1),
+      s: () => this.listQueues(),
       "/": () => this.find(),
       "?": () => this.help(),
     };
@@ -844,7 +859,7 @@ class Screen {
     const id = this.active;
     if (!this.drafts[this.shown]?.changes[id]) return this.say("A reason belongs to a change: nothing is changed here.");
     const own = () => this.grade.querySelector("[data-key=reason]")?.select();
-    this.list("Reason for the change", this.reasons(id), (reason) => this.change(id, { reason }), ["In other words …", own]);
+    this.list("Reason for the change", this.reasons(id), (reason) => this.change(id, { reason }), ["Another reason …", own]);
   }
 
   listComments() {
@@ -853,6 +868,10 @@ class Screen {
     const comments = this.data.phrases.comments[id] || [];
     if (!comments.length) return this.say("No comment was used here often: e writes one.");
     this.list("Comments used here, people's first", comments.map(([text]) => text), (feedback) => this.change(id, { feedback }));
+  }
+
+  listQueues() {
+    this.list("Show", Object.keys(this.data.queues), (queue) => this.choose({}, queue));
   }
 
   // --- lists over the page
@@ -988,6 +1007,7 @@ class Screen {
   }
 
   choose(settings, queue = this.show) {
+    this.hasMoved = true;
     this.show = queue;
     if (this.root.contains(document.activeElement)) this.root.focus({ preventScroll: true }); // keys are the screen's again
     Object.assign(this.settings, settings);
@@ -1027,10 +1047,13 @@ class Screen {
 
   renderBar() {
     const { queues } = this.data;
-    this.who.textContent = this.name(this.shown);
+    this.who.textContent = this.who.title = this.name(this.shown);
     const share = this.settings.share ? `, ${queues["needs review"].filter((id) => this.isMine(id)).length} of them in my part` : "";
     const order = this.show === "needs review" ? ", most doubts first" : ", in the order of the files";
-    const shown = [this.show, this.settings.order && `only ${this.settings.order}`].filter(Boolean).join(", ");
+    const isQueued = new Set(queues[this.show]);
+    const others = this.queue.filter((id) => !isQueued.has(id)).length; // decided on by now, or opened by a link
+    const what = this.show + (others ? `: ${this.queue.length - others}, others: ${others}` : "");
+    const shown = [what, this.settings.order && `only ${this.settings.order}`].filter(Boolean).join(", ");
     this.place.replaceChildren(`${this.queue.indexOf(this.shown) + 1} of ${this.queue.length} shown (${shown}`,
       make("span", { class: "kv-wide" }, order), `) · in the class: ${this.data.standing}${share}`);
     this.fields.show.value = this.show;
@@ -1063,16 +1086,24 @@ class Screen {
   }
 
   sameAlert() {
-    const { from, to, item: changed, places } = this.same;
+    const { from, to, item: changed, places, left } = this.same;
     const free = places.filter(([, , who]) => !who);
     const theirs = places.filter(([, , who]) => who).map(([item, , who]) => `${this.name(item)} (${who})`);
     const button = (words, key, action) =>
       make("button", { type: "button", onclick: action }, make("span", {}, words), " ", make("kbd", {}, key));
     const others = places.length === 1 ? "1 other submission has" : `${places.length} other submissions have`;
     const clip = (text) => (text.length > 60 ? `${text.slice(0, 57).trimEnd()} …` : text);
-    const names = free.slice(0, 5).map(([item]) => this.name(item)).join("; ") + (free.length > 5 ? ` and ${free.length - 5} more` : "");
-    const where = theirs.length ? `${free.length} of them` : places.length === 1 ? "it" : `all ${places.length}`;
-    return make("div", {}, `For ${this.name(changed)} you changed “${clip(from)}” to “${clip(to)}”. ${others} the old comment${names && `: ${names}`}. `,
+    const count = free.length - left.size;
+    const where = theirs.length || left.size ? `${count} of them` : places.length === 1 ? "it" : `all ${places.length}`;
+    const tick = (item, isTicked) => {
+      left[isTicked ? "delete" : "add"](item);
+      this.renderAlert();
+      this.alert.querySelector(`[data-key="same ${item}"]`)?.focus();
+    };
+    const boxes = free.map(([item]) => make("label", { class: "kv-choice" },
+      make("input", { type: "checkbox", "data-key": `same ${item}`, checked: !left.has(item), onchange: ({ target }) => tick(item, target.checked) }), this.name(item)));
+    const names = boxes.length > 1 ? [make("div", { class: "kv-line" }, ...boxes)] : free.map(([item]) => `${this.name(item)}. `);
+    return make("div", {}, `For ${this.name(changed)} you changed “${clip(from)}” to “${clip(to)}”. ${others} the old comment${free.length ? ": " : ". "}`, ...names,
       ...(free.length ? [button(`Change it on ${where}`, "Y", () => this.changeSame()), " "] : []),
       button("Leave it there", "N", () => this.leaveSame()),
       theirs.length ? ` Decided by others, and not changed: ${theirs.slice(0, 9).join("; ")}${theirs.length > 9 ? "; …" : ""}.` : "");
@@ -1102,22 +1133,50 @@ class Screen {
     const content = this.cache.get(this.shown);
     const key = content?.work ? `${this.shown} ${content.workVersion}` : "";
     if (key !== this.workKey || !key) {
+      const place = key && this.workKey.startsWith(`${this.shown} `) ? this.placeInWork() : null;
       this.workKey = key;
       this.work.replaceChildren(
-        ...(content?.problem ? [make("p", { class: "kv-problem" }, content.problem)] : []),
+        ...(content?.problem ? [make("p", { class: "kv-problem" }, content.state.includes(content.problem) ? "This can't be read; the grade says why." : content.problem)] : []),
         ...(content?.work ? content.work.map(block) : [make("p", { class: "kv-faint" }, "…")]), content?.cut ? this.showAll(content) : "");
+      if (content?.cut) for (const end of this.work.querySelectorAll(".work-cut")) end.append(" ", this.showAll(content));
       this.work.scrollTop = 0;
-      this.jumpedTo = "";
+      if (place) this.returnTo(place);
+      if (place && !this.seeksQuote) this.markQuote();
+      else this.jumpedTo = "";
+      this.seeksQuote = false;
     }
-    const place = `${key} ${this.active}`;
+    const place = `${key && this.shown} ${this.active}`;
     if (place !== this.jumpedTo) {
       this.jumpedTo = place;
       this.jump();
     }
   }
 
-  showAll({ chars }) {
-    return make("button", { type: "button", onclick: () => { this.whole = this.shown; this.later(); } }, `Show all ${chars.toLocaleString("en")} characters`);
+  /** `seeksQuote`: whoever presses it wants to see the quote, and else to read on where they are. */
+  showAll({ chars }, seeksQuote = false) {
+    const ask = () => {
+      this.whole = this.shown;
+      this.seeksQuote = seeksQuote;
+      this.later();
+    };
+    return make("button", { type: "button", onclick: ask }, `Show all ${chars.toLocaleString("en")} characters`);
+  }
+
+  /** The parts of the work that stand there whether or not all of it is shown. */
+  partsOfWork() {
+    return [...this.work.children].filter((part) => !part.matches(".work-cut, button"));
+  }
+
+  /** Which part is at the top of the panel, and where its own top is. */
+  placeInWork() {
+    const { top } = this.work.getBoundingClientRect();
+    const number = this.partsOfWork().findIndex((part) => part.getBoundingClientRect().bottom > top + 1);
+    return { number, offset: this.partsOfWork()[number]?.getBoundingClientRect().top - top };
+  }
+
+  returnTo({ number, offset }) {
+    const part = this.partsOfWork()[number];
+    if (part) this.work.scrollTop += part.getBoundingClientRect().top - this.work.getBoundingClientRect().top - offset;
   }
 
   /** Where the quote is in what is left out of a long work: this, and a button that shows it. */
@@ -1125,17 +1184,23 @@ class Screen {
     const content = this.cache.get(this.shown);
     const isMarked = content?.work?.some(({ marks }) => Object.values(marks || {}).some((ids) => ids.split(", ").includes(id)));
     if (!content?.cut || found !== "found" || isMarked) return [];
-    return [make("p", { class: "kv-faint" }, "This is further on in the work than what is shown. ", this.showAll(content))];
+    return [make("p", { class: "kv-faint" }, "This is further on in the work than what is shown. ", this.showAll(content, true))];
   }
 
-  /** The active criterion's quote stands out, and is in sight. */
-  jump() {
+  /** The active criterion's quote stands out. Returns where. */
+  markQuote() {
     let first;
     for (const mark of this.work.querySelectorAll("[data-criteria]")) {
       const isNow = mark.dataset.criteria.split(", ").includes(this.active);
       mark.classList.toggle("kv-now", isNow);
       if (isNow) first ??= mark;
     }
+    return first;
+  }
+
+  /** The quote stands out, and is in sight. */
+  jump() {
+    const first = this.markQuote();
     if (!first) return;
     const offset = first.getBoundingClientRect().top - this.work.getBoundingClientRect().top;
     if (offset < 0 || offset > this.work.clientHeight - 40) this.work.scrollTop += offset - this.work.clientHeight / 3;
@@ -1167,13 +1232,15 @@ class Screen {
     const isMoved = this.drafts[this.shown] || this.acts.some((act) => act.item_id === this.shown);
     const total = isMoved && state.whole === null ? show(sumOf(state.criteria)) : state.points || "–";
     const isOpen = isMoved && total !== "–" && this.stillOpen().length > 0;
+    const isDone = isMoved && total !== "–" && !isOpen && state.kind === "open"; // here, but not for the desk yet
+    const standing = isDone ? (this.drafts[this.shown] ? "Not saved yet." : "Not confirmed yet.") : state.state;
     return make("div", {},
       make("div", { class: "kv-head" },
         make("strong", {}, isOpen ? `Final points – / ${state.max}; ${total} once all is decided` : `Final points ${total} / ${state.max}`),
         make("span", {}, `By the model ${state.model || "–"}`),
-        make("span", { class: `state state-${state.kind}` }, ...brief(state.state))),
+        make("span", { class: `state state-${state.kind}` }, ...brief(standing))),
       ...(state.penalty ? [make("p", { class: "kv-faint" }, state.penalty)] : []),
-      ...(state.reason ? [make("p", { class: "kv-problem" }, state.reason)] : []),
+      ...(state.reason && !standing.includes(state.reason) ? [make("p", { class: "kv-problem" }, state.reason)] : []),
       ...state.remarks.map((remark) => make("p", { class: "kv-faint" }, ...brief(`remark: ${remark}`))));
   }
 
@@ -1183,7 +1250,7 @@ class Screen {
     const open = state.requests.filter(({ reply }) => reply === null).length;
     const titles = { [SUMMARY]: "Summary", [REQUESTS]: `${open ? "⚑ " : ""}Asked for another look`, [MORE]: "Decisions, requests, prompts" };
     const change = this.drafts[this.shown]?.changes[id];
-    const isDoubtful = this.data.people[this.shown]?.criteria.includes(id);
+    const isDoubtful = this.data.people[this.shown]?.criteria.includes(id) && !change;
     const head = make("button", { type: "button", "aria-expanded": String(isActive), "data-key": `row ${id}`, onclick: () => this.open(id) },
       make("span", { class: "kv-title" }, criterion ? criterion.title : titles[id]),
       id === SUMMARY && isForOtherPoints(state) ? make("span", { class: "kv-flag", title: "written for other points" }, "⚑", make("span", { class: "kv-wide" }, " for other points")) : "",
@@ -1219,7 +1286,7 @@ class Screen {
     return [
       ...criterion.doubts.map((doubt) => make("p", { class: isOpen ? "kv-flag" : "kv-faint" }, ...brief(isOpen ? `⚑ ${doubt}` : `settled: ${doubt}`))),
       ...(guidance ? [make("pre", { class: "kv-text", "aria-label": "Guidance", tabindex: "0" }, guidance)] : []),
-      make("p", { class: "kv-faint" }, criterion.model === null ? criterion.reason || model : `${model}; evidence ${criterion.found}`,
+      make("p", { class: "kv-faint" }, criterion.model === null ? (criterion.reason !== this.state().reason && criterion.reason) || model : `${model}; evidence ${criterion.found}`,
         criterion.likelihoods ? ` · ${criterion.likelihoods}` : ""),
       ...(misquoted ? [make("span", { class: "kv-label" }, misquoted), make("pre", { class: "kv-text kv-misquote", tabindex: "0" }, criterion.evidence)]
         : criterion.evidence ? [make("pre", { class: "kv-text kv-quote", title: "Show it in the work", tabindex: "0", onclick: () => this.jump() }, criterion.evidence), ...this.quoteIsBeyond(criterion)] : []),
@@ -1241,7 +1308,7 @@ class Screen {
     return make("div", { class: "kv-misfit" },
       make("span", {}, `This feedback was written for ${model} of ${max}; ${isGiven ? "you gave" : "it is now"} ${points}. Edit it, or leave it out.`),
       make("button", { type: "button", onclick: () => put("") }, make("span", {}, "Leave it out"), " ", make("kbd", {}, "X")),
-      ...(isGiven ? [make("button", { type: "button", onclick: () => put(this.reason(id)) }, make("span", {}, "Put the reason there"))] : []));
+      ...(isGiven ? [make("button", { type: "button", onclick: () => put(this.reason(id)) }, make("span", {}, "Use the reason as feedback"))] : []));
   }
 
   commentFields(id, label, text, notes = []) {
@@ -1322,6 +1389,8 @@ class Screen {
     if (button("status").textContent !== line) button("status").textContent = line;
     button("save").firstChild.textContent = isUnsaved ? "Save and next" : "Accept and next";
     button("save").disabled = !isUnsaved && !!state.isBlank;
+    button("save").title = isUnsaved ? "" : whyNotAccepted(state); // a press, or the key, says it too
+    button("save").setAttribute("aria-disabled", String(button("save").title !== ""));
     button("undo").disabled = !isUnsaved && !this.undoable.length;
     button("next").disabled = !this.ahead(1).length;
     button("previous").disabled = !this.ahead(-1).length;
@@ -1331,10 +1400,14 @@ class Screen {
   keepInView() {
     const row = this.grade.querySelector(".kv-active");
     if (!row || this.isRoaming) return;
-    const [outer, inner] = [this.grade.getBoundingClientRect(), row.getBoundingClientRect()];
     if (this.grade.scrollHeight > this.grade.clientHeight + 1 && getComputedStyle(this.grade).overflowY !== "visible") {
-      if (inner.top < outer.top || inner.height > outer.height) this.grade.scrollTop += inner.top - outer.top - 6;
-      else if (inner.bottom > outer.bottom) this.grade.scrollTop += inner.bottom - outer.bottom + 6;
+      if (this.isNewcomer) this.grade.scrollTop = 0; // the total, and why it needs a person
+      const [outer, inner] = [this.grade.getBoundingClientRect(), row.getBoundingClientRect()];
+      const isTall = inner.height > outer.height;
+      const points = isTall || this.isNewcomer ? row.querySelector(".kv-give") : null; // then these suffice
+      const end = (points || row).getBoundingClientRect().bottom;
+      if (inner.top < outer.top || (end > outer.bottom && isTall)) this.grade.scrollTop += inner.top - outer.top - 6;
+      else if (end > outer.bottom) this.grade.scrollTop += inner.bottom - outer.bottom + 6;
     } else if (this.isByPointer === false) row.scrollIntoView({ block: "nearest" }); // the page scrolls, and keys are pressed
   }
 }
@@ -1365,6 +1438,14 @@ const sumOf = (criteria) => {
 const isForOtherPoints = ({ criteria, whole, model, summary, written }) => {
   const total = whole ?? sumOf(criteria);
   return total !== null && !!model && show(total) !== model && !!written.trim() && summary.trim() === written.trim();
+};
+
+/** Why a grade can't be accepted as it stands; "" if it can. */
+const whyNotAccepted = ({ criteria, kind, whole }) => {
+  const missing = titlesOf(criteria.filter(({ points }) => points === null));
+  if (kind === "waiting") return "This one is not graded yet: j goes to the next.";
+  return missing && whole === null
+    ? `There are no points to accept for ${missing}: give points, or see on Grade what can be tried again. j goes on.` : "";
 };
 
 const idOf = (act) => `${act.sender} ${act.number}`;

@@ -35,7 +35,7 @@ const lines = {
 };
 
 function block({ kind, text, lines: body, marks, source, width, height }) {
-  if (kind === "caption") return make("p", { class: "kv-faint" }, text);
+  if (kind === "caption" || kind === "cut") return make("p", { class: kind === "cut" ? "kv-faint work-cut" : "kv-faint" }, text);
   if (kind === "plot") return make("img", { class: "work-plot", src: source, alt: text, width, height, title: "A click makes it larger, or small again", onclick: enlarge });
   if (kind === "table") return make("table", { class: "work-table" }, make("tbody", {}, ...body.map((cells, at) => row(cells, at, marks[at]))));
   const element = make("pre", { class: `work-${kind}` });

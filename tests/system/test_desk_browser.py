@@ -179,6 +179,30 @@ def test_back_pressed_again_before_the_page_is_drawn_goes_back_twice(browser: Br
         wait_until_shown(browser, student)
 
 
+def test_a_place_that_back_has_left_is_not_told_to_the_desk(browser: Browser, desk: DeskPage) -> None:
+    open_review(browser, desk, graded_assignment(desk, 3))
+    for student in (1, 2):
+        browser.click("Next")
+        wait_until_shown(browser, student)
+    rest = "window.kvasirReview.heard === window.kvasirReview.sent && !window.kvasirReview.isUntold"
+    wait_until(lambda: browser.evaluate(f"{rest} && !window.kvasirReview.hasMoved"), "all is told", PATIENCE_S)
+    told = browser.evaluate("""
+        (function () {
+          const screen = window.kvasirReview, told = [], shown = screen.shown, data = screen.data;
+          const [first, second] = data.queues.all;
+          const tell = (name, message) => told.push(message.submission);
+          screen.setStateValue = tell;
+          history.replaceState({}, "", `?submission=${first}`);  // as Back twice, of which the desk has heard one
+          screen.receive({...data, current: second, led: true, parts: {}}, tell, document);
+          told.push(screen.isUntold, screen.shown === shown);
+          screen.send();
+          screen.move(-1);
+          screen.send();
+          return told.map((each) => each === second ? "second" : each);
+        })()""")
+    assert told == [False, True, "", "second"], "who goes on is where they have gone"
+
+
 def test_back_shows_what_was_typed_just_before_leaving(browser: Browser, desk: DeskPage) -> None:
     folder = graded_assignment(desk, 3)
     browser.open(desk.at(folder, "Results"))
@@ -437,7 +461,7 @@ def test_a_class_is_reviewed_by_keyboard_alone(browser: Browser, desk: DeskPage)
     type_key(browser, "0")
     browser.wait_for("Not saved yet.")
     type_key(browser, "r")
-    browser.wait_for("In other words …")
+    browser.wait_for("Another reason …")
     type_key(browser, "2")
     browser.call("Input.insertText", text="I read it")
     browser.key("Enter", 13)

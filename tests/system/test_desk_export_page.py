@@ -212,3 +212,14 @@ def test_moodle_takes_back_the_worksheet_and_the_feedback_that_the_browser_downl
     assert b"Names that say what they hold." in files["11"]
     assert set(files) == {"11"}
     assert all(GUIDANCE.encode() not in file for file in files.values())
+
+
+def test_the_kind_of_file_stays_chosen_while_another_section_is_shown(browser: Browser, desk: DeskPage) -> None:
+    browser.open(desk.at(graded_assignment(desk, 1), "Export"))
+    browser.wait_for("Make the file")
+    choose(browser, "Canvas gradebook")
+    browser.click("Results")
+    browser.wait_for("Name contains")
+    browser.click("Export")
+    browser.wait_for("Make the file")
+    wait_until_chosen(browser, "Canvas gradebook")

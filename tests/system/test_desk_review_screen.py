@@ -43,7 +43,8 @@ IN_VIEW = """
   const panel = document.querySelector(".kv-grade").getBoundingClientRect();
   const inside = (r) => r.top >= panel.top - 1 && r.bottom <= panel.bottom + 1 && r.top >= 0 && r.bottom <= innerHeight;
   const all = row.getBoundingClientRect();
-  if (all.height <= panel.height) return inside(all);
+  // On opening a submission its total comes first, and these parts of the row suffice.
+  if (all.height <= panel.height && !window.kvasirReview.isNewcomer) return inside(all);
   const parts = [row.querySelector("button"), row.querySelector(".kv-give")];
   return parts.every((each) => !each || inside(each.getBoundingClientRect()));
 })()
@@ -231,12 +232,18 @@ def test_what_has_no_points_is_not_accepted_and_what_to_do_is_said(
     open_review(browser, desk, folder, "&show=without points")
     wait_until(lambda: not browser.evaluate("window.kvasirReview.state().isBlank"), "the grade is there", PATIENCE_S)
     said = "There are no points to accept for It runs, It can be read: give points, or see on Grade what can be tried"
+    assert browser.text().count("not valid JSON") == 1, "one place says why it can't be read"
+    button = "(({ariaDisabled, title}) => [ariaDisabled, title])(document.querySelector('.kv-save'))"
+    is_disabled, title = browser.evaluate(button)
+    assert is_disabled == "true"
+    assert title.startswith(said)
     for key in ("a", "Enter"):
         press(browser, key)
         browser.wait_for(said)
         browser.evaluate("window.kvasirReview.say(''); 0")
     press(browser, "1")
     browser.wait_for("Still to decide here, or blank: It can be read.")
+    assert browser.evaluate(button) == ["false", ""], "what is changed can be saved"
     press(browser, "a")
     browser.wait_for("There are no points to accept for It can be read")
     assert read_overrides(folder) == []
@@ -272,6 +279,21 @@ def test_the_models_points_typed_again_settle_its_doubt(browser: Browser, desk: 
     assert (decided.criterion_id, decided.points, decided.feedback) == ("works", 2, "Fine.")
     press(browser, "2", "…", "Enter")
     browser.wait_for("Accepted: student1")  # where nothing is in doubt, the same points change nothing
+
+
+def test_a_grade_on_which_all_is_decided_says_that_it_is_not_saved(browser: Browser, desk: DeskPage) -> None:
+    open_review(browser, desk, graded_assignment(desk, 1, doubtful=[0]))
+    state = "document.querySelector('.kv-head .state').innerText"
+    flags = "[...document.querySelectorAll('button > .kv-flag')].map((flag) => flag.innerText)"
+    wait_until(lambda: browser.evaluate(flags) == ["⚑ open"] * 2, "both are open", PATIENCE_S)
+    assert browser.evaluate(state).startswith("⚑")
+    press(browser, "2")
+    assert browser.evaluate(flags) == ["⚑ open"]
+    assert browser.evaluate(state).startswith("⚑"), "one is left to decide"
+    press(browser, "ArrowDown", "2")
+    browser.wait_for("Final points 4 / 5")
+    assert browser.evaluate(flags) == []
+    assert browser.evaluate(state) == "Not saved yet."
 
 
 def test_a_filter_that_shows_nobody_any_more_is_left_and_a_choice_gives_the_keys_back(
@@ -412,6 +434,80 @@ def test_space_scrolls_a_long_work_and_a_quote_beyond_what_is_shown_of_it_is_sai
     browser.wait_gone("This is further on in the work than what is shown.")
     now = "document.querySelector('.kv-work .kv-now')?.innerText.trim()"
     wait_until(lambda: browser.evaluate(now) == "print(total)", "it is shown", PATIENCE_S)
+
+
+def test_all_of_a_long_work_is_asked_for_where_it_is_cut_and_read_on_there(
+    browser: Browser, desk: DeskPage, tmp_path: Path
+) -> None:
+    work = tiny_class(tmp_path / "class", 1) / "submissions"
+    [path] = work.iterdir()
+    path.write_text("print(total)\n" + "".join(f"total = total + {number}\n" for number in range(3_000)), "utf-8")
+    folder = new_assignment(desk, "Long work", work, RUBRIC)
+    rubric = Path(assignments.read_inputs(folder).rubric)
+    assignment = plan(folder, request_from(load_settings(config=desk.config), work, rubric))
+    answer(folder, assignment, [0], evidence="print(total)")
+    open_review(browser, desk, folder)
+    browser.wait_for("more, not shown Show all")
+    browser.press("css", ".kv-work .work-cut button")
+    browser.wait_gone("more, not shown")
+    now = "document.querySelector('.kv-work .kv-now')?.innerText.trim()"
+    assert browser.evaluate(now) == "print(total)"
+    scrolled = "document.querySelector('.kv-work').scrollTop"
+    assert browser.evaluate(scrolled) > 1_000, "what follows stands where the reader was"
+    press(browser, "ArrowDown")
+    wait_until(lambda: browser.evaluate(scrolled) < 1_000, "another criterion leads to its quote", PATIENCE_S)
+
+
+def test_each_submission_opens_at_its_total(wide: Browser, desk: DeskPage, long_class: Path) -> None:
+    open_review(wide, desk, long_class)
+    scrolled = "document.querySelector('.kv-grade').scrollTop"
+    press(wide, *["ArrowDown"] * 8)
+    assert wide.evaluate(scrolled) > 100
+    # Not by a key, which would pass over those that an earlier test has opened
+    wide.evaluate("((s) => s.go(s.data.queues.all.find((id) => id !== s.shown)))(window.kvasirReview); 0")
+    assert wide.evaluate(scrolled) == 0
+
+
+def test_a_long_name_moves_no_button(browser: Browser, desk: DeskPage) -> None:
+    open_review(browser, desk, graded_assignment(desk, 1))
+    places = """
+        (function (name) {
+          const screen = window.kvasirReview;
+          screen.data.people[screen.shown].name = name;
+          screen.render();
+          return [...document.querySelectorAll(".kv-bar button, .kv-bar select, .kv-split")].map((each) => {
+            const {x, y} = each.getBoundingClientRect();
+            return [x, y];
+          });
+        })"""
+    assert browser.evaluate(f"{places}('Bo')") == browser.evaluate(f"{places}('Bo'.repeat(100))")
+    assert browser.evaluate("document.querySelector('.kv-who').title") == "Bo" * 100
+
+
+def test_s_chooses_what_is_shown_and_who_no_longer_belongs_there_is_counted_apart(
+    browser: Browser, desk: DeskPage
+) -> None:
+    open_review(browser, desk, graded_assignment(desk, 3, doubtful=[0, 1]))
+    wait_until(lambda: not browser.evaluate("window.kvasirReview.state().isBlank"), "the grade is there", PATIENCE_S)
+    time.sleep(0.5)  # in which it is read
+    press(browser, "a")
+    browser.wait_for("2 of 2 shown (needs review: 1, others: 1, most doubts first) · in the class: 1 of 3 needs review")
+    press(browser, "s", "4")
+    browser.wait_for("2 of 3 shown (all, in the order of the files)")
+
+
+def test_whoever_comes_back_from_another_section_begins_where_a_decision_is_needed(
+    browser: Browser, desk: DeskPage
+) -> None:
+    open_review(browser, desk, graded_assignment(desk, 1, doubtful=[0]))
+    active = "document.querySelector('.kv-active').dataset.row"
+    press(browser, "ArrowDown")
+    assert browser.evaluate(active) == "clear"
+    browser.click("Results")
+    browser.wait_for("Name contains")
+    browser.click("Review")
+    browser.wait_for("Final points")
+    assert browser.evaluate(active) == "works"
 
 
 def test_find_says_that_there_are_more_and_the_name_field_holds_what_is_written(
@@ -623,9 +719,11 @@ def test_a_long_doubt_is_two_lines_and_the_rest_behind_a_click(browser: Browser,
           const screen = window.kvasirReview, [id] = screen.cache.keys();
           screen.cache.get(id).state = "⚑ needs review: " + "speaks to the grader ".repeat(30);
           screen.render();
-          return [...document.querySelectorAll(".state summary")].map((each) => each.textContent.length < 140);
+          const top = (each) => each.getBoundingClientRect().top;
+          return [...document.querySelectorAll(".kv-head .state summary")].map((each) =>
+            [each.textContent.length < 140, top(each) - top(each.closest(".state")) < 5]);
         })()""")
-    assert shown == [True]
+    assert shown == [[True, True]], "short, and beside the dot"
 
 
 def test_a_screen_that_is_made_again_stays_where_the_person_has_gone(browser: Browser, desk: DeskPage) -> None:
@@ -688,6 +786,10 @@ def test_one_key_takes_back_a_comment_on_all_submissions_where_one_key_changed_i
     browser.fill("Feedback on works", "It runs, and it is short.")
     browser.click("Save and next")
     browser.wait_for("Change it on all 3")
+    browser.press("css", f'.kv-alert [data-key="same {items[2]}"]')
+    browser.wait_for("Change it on 2 of them")
+    press(browser, " ")
+    browser.wait_for("Change it on all 3")
     press(browser, "y")
     browser.wait_for("The comment is changed on 3 more.")
 
@@ -701,6 +803,30 @@ def test_one_key_takes_back_a_comment_on_all_submissions_where_one_key_changed_i
     wait_until(
         lambda: comments() == ["It runs, and it is short."] + ["It runs."] * 3, "three are taken back", PATIENCE_S
     )
+
+
+def test_a_comment_is_changed_only_where_it_is_ticked(browser: Browser, desk: DeskPage) -> None:
+    folder = graded_assignment(desk, 4)
+    open_review(browser, desk, folder)
+    items = browser.evaluate("window.kvasirReview.data.queues.all")
+    for item in items:
+        append_override(folder, Override(item, "works", 2, "It runs.", "kinder", "Ada"))
+    browser.reload()
+    browser.fill("Your name", "Ada")
+    browser.wait_for("(len(values) + 0)")
+    browser.fill("Feedback on works", "It runs, and it is short.")
+    browser.click("Save and next")
+    for item in items[1:]:
+        browser.press("css", f'.kv-alert [data-key="same {item}"]')
+    browser.wait_for("Change it on 0 of them")
+    press(browser, "y")
+    browser.wait_for("None is ticked: n leaves the comment on all of them.")
+    browser.press("css", f'.kv-alert [data-key="same {items[2]}"]')
+    press(browser, "y")
+    browser.wait_for("The comment is changed on 1 more.")
+    wait_until_kept(browser, folder, 6)
+    standing = {each.item_id: each.feedback for each in read_overrides(folder)}
+    assert [standing[item] for item in items] == ["It runs, and it is short.", "It runs."] * 2
 
 
 def test_one_criterion_is_gone_through_without_names_and_in_shares(browser: Browser, desk: DeskPage) -> None:

@@ -171,7 +171,8 @@ def test_pictures_stand_below_their_output_and_evidence_is_marked_in_code_and_ta
     assert output["lines"] == ["<Figure>"]
     assert (plot["text"], plot["width"], plot["height"]) == ("picture, cell 2, output 2", 20, 10)
     assert last["lines"] == ["The end"]
-    assert blocks[-1]["text"] == "4 pictures, seen by no model; 3 of them can't be shown here."
+    words = "4 pictures, seen by no model; 3 of them can't be shown here. A click on one makes it larger."
+    assert blocks[-1]["text"] == words
 
 
 def test_all_of_a_long_output_is_shown_when_all_is_asked_for(tmp_path: Path) -> None:

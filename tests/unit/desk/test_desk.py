@@ -249,6 +249,9 @@ def test_an_export_says_who_has_decided_and_which_feedback_was_written_for_other
         # One of a criterion, and three summaries: of the same total, the points of which changed.
         "4 feedback texts were written for other points than those given now. Review shows which.",
     ]
+    empty = replace(make_rows(view, standing)[0].final, grade=replace(view.grades[0], state="empty"))
+    [counts, _] = what_goes_out([empty], {})
+    assert counts.endswith("0 that a person has decided on, 0 on the model's points alone, 1 with nothing handed in.")
     assert what_goes_out([], {}) == [
         "0 grades in this file: 0 that a person has decided on, 0 on the model's points alone."
     ]
