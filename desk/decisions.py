@@ -20,7 +20,7 @@ Overrides = Mapping[str | None, Override]
 
 ACCEPTED_REASON = "looked at, and left as it is"
 TOGETHER_REASON = "decided together with the answers that are like it"
-WHOLE = ""  # stands where a criterion's id would be, if the text is the summary of the submission
+WHOLE = ""  # used in place of a criterion's id for the summary of the submission
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,10 +18,10 @@ from grading.submissions.figures import Figure, Place
 MAX_PIXELS = 12_000_000
 # Maximum number of pixels of all pictures of one submission.
 ALL_PIXELS = 48_000_000
-# Longest side of a shown picture, in pixels. Half a page is narrower than this.
+# Longest side of a shown picture, in pixels. It is larger than the space for the work: about half of the page's width.
 _MAX_SIDE = 900
-# Maximum number of scans in a progressive JPEG. Each scan covers the whole picture, and an ordinary file has about ten
-# scans.
+# Maximum number of scans in a progressive JPEG. Each scan costs a pass over the whole picture. An ordinary file has
+# about ten scans.
 _MAX_SCANS = 64
 _SCAN = b"\xff\xda"
 

@@ -184,8 +184,8 @@ def select(class_rows: Sequence[Row], row_filter: Filter) -> list[Row]:
     if row_filter.order == "name":
         return selection
     if row_filter.order == "needs review first":
-        # The sort key is the number of the model's doubts, because a decision does not change it. Rows therefore stay
-        # in place while people review.
+        # The submissions that need review are sorted by the number of the model's doubts, because a decision does not
+        # change that number. Those that still need review therefore keep their order while people decide.
         return sorted(selection, key=lambda row: (not row.needs_review, -len(row.final.grade.doubts)))
     sign = 1 if row_filter.order == "points, lowest first" else -1
     return sorted(

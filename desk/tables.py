@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-# A table with more columns can't be read in half a page.
+# The work is shown in about half of the page's width. A table with more columns can't be read there.
 MAX_COLUMNS = 12
 # Line under the header of a Markdown table.
 _SEPARATOR = re.compile(r"[|:\- ]*-[|:\- ]*")
@@ -64,7 +64,7 @@ def _parse_spaced(lines: Sequence[str], block: range, with_spaces: bool) -> Tabl
         return None
     cuts = _cuts([lines[number] for number in block])
     rows = [[lines[number][left:right].strip() for left, right in cuts] for number in places]
-    # The backslash means that pandas prints the other columns below.
+    # A backslash at the end of the header means that pandas prints the other columns below.
     if rows[0][-1] == "\\":
         rows = [row[:-1] for row in rows]
     return _table(rows, places, block) if rows[0] and not rows[0][0] and all(rows[0][1:]) else None

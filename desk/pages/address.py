@@ -51,12 +51,12 @@ def follow_address() -> None:
     state = st.session_state
     address = {name: st.query_params.get_all(name) for name in _PARSERS if name in st.query_params}
     page_address, last_address = _page_address(), state.get("shown")
-    # "went" is true after a reload, a link, Back or Forward. It is false after a click: the browser can still send the
-    # previous address then, but a choice on the page has changed.
+    # "went" is true after a reload, a link, Back or Forward. It is false after a click. The browser can then still send
+    # the previous address, but a choice on the page has changed, so `page_address` differs from `last_address`.
     #
     # If the person presses Back twice before the page is drawn, the page still has the choices from before the first
-    # press. The address of these choices is in "left". The second press can also end the first one's run in the middle
-    # of this function: "went" is still true then, and the choices are a mixture.
+    # press. "left" holds the address of these choices. The second press can also end the run of the first press in the
+    # middle of this function. The choices are then a mixture of old and new, but "went" is still true from that run.
     state["went"] = address != state.get("address") and (
         last_address is None or state.get("went") or page_address in (last_address, state.get("left"))
     )
@@ -108,7 +108,7 @@ def write_address() -> None:
         state.pop("left", None)
     if page_address == last_address or page_address == state["address"]:
         return
-    # After Back, no step is added to the browser's history: it would remove the steps that Forward leads to.
+    # After Back, no step is added to the browser's history. A new step would remove those that Forward leads to.
     if not has_navigated or (last_address is None and state["address"].items() <= page_address.items()):
         state["address"] = page_address
         st.query_params.from_dict(page_address)

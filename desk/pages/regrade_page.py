@@ -82,7 +82,8 @@ def _editor(desk: Desk, folder: Path, view: BatchView) -> tuple[Path, RubricDraf
             )
             or current_path
         )
-        # The record of changes contains the name. The field also saves the cookie that identifies this browser.
+        # Ask for the name here, because the record of changes contains it. The name's field also saves the cookie that
+        # identifies this browser.
         ask_name()
     key = (st.session_state["browser"], rubric_path)
     draft = desk.rubrics.get(key)

@@ -59,8 +59,9 @@ class _Message:
 def show_review_page(desk: Desk, folder: Path) -> None:
     """Draw the screen. A message from it redraws only this part, not the page around it."""
     draw_live(lambda: _draw_screen(desk, folder), _REFRESH_S)
-    # If the next run is already waiting for the end of this one, Streamlit drops what it has not sent yet, including
-    # the screen, but reports this run as complete. The page would then lack its screen until the next run is done.
+    # Wait until this run's output is sent. If another run is already queued when this one ends, Streamlit drops this
+    # run's unsent output, including the screen, yet reports the run as complete. The page would then have no screen
+    # until the next run is done.
     time.sleep(_SENT_S)
 
 
@@ -74,7 +75,8 @@ def _draw_screen(desk: Desk, folder: Path) -> None:
     by_id = {row.final.grade.item_id: row for row in rows}
     elsewhere = desk.open_elsewhere(folder, state["browser"])
     _choose(rows, by_id, elsewhere)
-    # The open submission is noted only when it changes, so that a forgotten page does not hold it for ever.
+    # The open submission is noted only when the person does something or another submission is opened. This screen
+    # redraws itself every few seconds, so a forgotten page would otherwise hold its submission for ever.
     if state.get("opened") != (folder, state["submission"]):
         state["opened"] = folder, state["submission"]
         desk.note_open(folder, state["submission"], state["browser"])
@@ -163,10 +165,12 @@ def _hear(desk: Desk, folder: Path, key: str) -> None:
     state["me"], state["blind"] = " ".join(message.name.split())[:80], message.blind
     if message.show in QUEUES:
         state["show"] = message.show
-    state["submission"] = message.submission or state["submission"]  # without one, the person has not moved
+    # If the message names no submission, the person has not moved.
+    state["submission"] = message.submission or state["submission"]
     state.pop("opened", None)
-    # Only this function sets "heard": after a restart of the desk, Streamlit can show an old message without calling
-    # this function. The assignment is the last statement, because each access to the state can end the function.
+    # "heard" means that this function has handled the message in full. So it is set only here: after a restart of the
+    # desk, Streamlit can restore an old message without calling this function. It is set last, because any access to
+    # the state can abort the function.
     state["heard"] = [message.sender, message.number, message.submission, state["show"]]
 
 

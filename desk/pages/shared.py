@@ -54,7 +54,8 @@ class Desk:
     # The drafts of rubrics, by the browser's id and the path of the edited version.
     rubrics: dict[tuple[str, Path], RubricDraft] = field(default_factory=dict)
     _views: dict[Path, BatchView] = field(default_factory=dict)
-    _open: dict[tuple[Path, str], tuple[str, float]] = field(default_factory=dict)  # by browser
+    # (folder, browser) -> (item id, time)
+    _open: dict[tuple[Path, str], tuple[str, float]] = field(default_factory=dict)
     _decisions: dict[Path, Decisions] = field(default_factory=dict)
     _acts: dict[Path, Acts] = field(default_factory=dict)
     _stages: dict[Path, Stages] = field(default_factory=dict)

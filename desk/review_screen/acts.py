@@ -37,7 +37,8 @@ class Act:
     item_id: str
     version: str = ""  # the version of the decisions when the act was done
     by: str = ""
-    changes: Mapping[str, GradeChange] = field(default_factory=dict)  # by criterion id, or by WHOLE; also for `accept`
+    # By criterion id, or by WHOLE. An act of the kind `accept` can have changes too.
+    changes: Mapping[str, GradeChange] = field(default_factory=dict)
     undoes: str = ""  # id of the act to undo
     request_id: str = ""
     seen_reply: str | None = None  # the reply that the page showed when the act was done
@@ -125,7 +126,7 @@ class Acts:
     def _decide(self, rows_of: RowsOf, act: Act, row: Row, standing: Overrides, reviewer: str) -> None:
         try:
             decisions = make_overrides(row.final.grade, standing, act.changes, reviewer)
-            # A decision about the summary settles the whole already.
+            # A decision about the summary already settles the whole submission. Without one, the acceptance is added.
             if act.kind == "accept" and all(decision.criterion_id for decision in decisions):
                 new_overrides = {**standing, **{decision.criterion_id: decision for decision in decisions}}
                 decisions.append(accept_grade(row.final.grade, reviewer, new_overrides))
