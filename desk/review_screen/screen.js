@@ -1,19 +1,23 @@
-// The review screen. What is done here is shown at once, kept in this browser, and sent until the desk has answered it.
+// The review screen. What a person does here is shown at once and stored in this browser. It is sent again and again
+// until the desk has answered.
 //
-// Streamlit calls the function at the end of this file whenever the desk has drawn the page again, with what the desk
-// says now; between two calls it passes on the last message alone. So every message holds all acts that are unanswered,
-// and everything that a person wrote reaches the page as text, never as HTML. Begins with work.js, in one file.
+// Each time the desk has drawn the page, Streamlit calls the function at the end of this file with the desk's data. Of
+// the messages that are sent between two calls, Streamlit passes on only the last one. So every message holds all acts
+// that have no answer yet.
+//
+// Everything that a person wrote is put into the page as text, never as HTML. The desk joins work.js and this file into
+// one script, work.js first.
 
 const ON_ITS_WAY = "The grade is on its way.";
 const SUMMARY = "";
 const REQUESTS = " requests";
 const MORE = " more";
-const PAUSE_MS = 600; // after which a number is complete
-const SEND_MS = 25; // several keys in one message
+const PAUSE_MS = 600; // after a pause of this length, a typed number is complete
+const SEND_MS = 25; // a message is sent after this delay, so that it covers several keys
 const RETRY_MS = [3000, 6000, 12000];
-const GLANCE_MS = 400; // in which nobody reads a submission: a key pressed twice decides on nothing
+const GLANCE_MS = 400; // too short to read a submission, so a key that is pressed twice does not decide on the next one
 const LONGEST_PRESS_MS = 1500;
-const MOST_KEPT = 40; // submissions whose work is kept for a way back
+const MOST_KEPT = 40; // number of submissions that stay in memory, so that going back needs no loading
 const SHARES = 6;
 const MOST_FOUND = 9;
 const LONGEST_LINE = 160;
@@ -54,29 +58,29 @@ class Screen {
   constructor() {
     this.sender = [...crypto.getRandomValues(new Uint32Array(3))].map((number) => number.toString(36)).join("");
     this.acted = 0; // the number of the last act
-    this.sent = 0; // the number of the last message, and of the last one that was answered
-    this.heard = 0;
-    this.told = {}; // by message that is unanswered: where the person was
+    this.sent = 0; // the number of the last message
+    this.heard = 0; // the number of the last message that the desk has answered
+    this.told = {}; // number of a message without an answer -> the submission that it named
     this.sentAt = 0;
     this.tries = 0;
-    this.classes = {}; // by batch
+    this.classes = {}; // the data of each class, by batch
     addEventListener("keydown", (event) => this.onKey(event), true);
     addEventListener("resize", () => this.fit());
     addEventListener("online", () => this.send());
     addEventListener("click", (event) => this.onClick(event), true);
-    // A press is a click only if its element is still there at its end: until then nothing is drawn again.
+    // A press becomes a click only if its element still exists when the press ends. So nothing is redrawn until then.
     addEventListener("pointerdown", () => {
       this.isByPointer = this.isRoaming = true;
       this.isNewcomer = false;
       this.pressedAt = performance.now();
     }, true);
     for (const end of ["pointerup", "pointercancel"]) addEventListener(end, () => this.endPress(), true);
-    // Who scrolls is not led back, until they press a key or open something.
+    // After a person has scrolled, `keepInView` does nothing until they press a key or open something.
     for (const roam of ["wheel", "touchmove"]) addEventListener(roam, () => { this.isRoaming = true; }, { capture: true, passive: true });
     setInterval(() => this.retry(), 500);
   }
 
-  // --- what the desk says
+  // --- receiving data from the desk
 
   receive(data, setStateValue, parent) {
     this.setStateValue = setStateValue;
@@ -98,10 +102,11 @@ class Screen {
       if (data.show !== this.show) this.queue = [];
       this.show = data.show;
       if (data.current !== this.shown) this.enter(data.current);
-      this.later(); // the desk knows a lead by its not being the place that it was told last
+      this.later(); // reports this place; `led` is true as long as the last message names another one
     }
     if (isNew) this.showSomething();
-    const isBehind = this.addressed() && this.addressed() !== data.current; // Back was pressed again: the desk hears of it
+    // If Back was pressed again, the address is ahead of the desk's data. The desk learns of that without a message.
+    const isBehind = this.addressed() && this.addressed() !== data.current;
     if ((isNew && !isKnown) || (isKnown && data.current !== this.shown && !isBehind)) this.later();
     this.takeSame(...data.same);
     this.extendQueue();
@@ -110,9 +115,10 @@ class Screen {
   }
 
   /**
-   * Whether to go where the desk says: at first, and once for each time that the address (Back, a link) or another page
-   * leads elsewhere. A place that the screen has told itself is none: the person may have gone on since. Nor is one that
-   * the address has left: a run of Streamlit may still have the address from before the last step.
+   * Whether to go to the place in the desk's data. This is so at the start, and once each time that the address (Back,
+   * a link) or another page leads to a new place. A place that this screen has reported itself does not count, because
+   * the person has possibly moved on since. Nor does a place that differs from the address, because a run of Streamlit
+   * can still have the address from before the last step.
    */
   isLed({ heard, current, show, led }, isKnown) {
     const lead = `${heard} ${current} ${show}`;
@@ -125,12 +131,12 @@ class Screen {
     return true;
   }
 
-  /** The submission in the address, which Back changes before the desk hears of it. */
+  /** The submission in the address. Back changes the address before the desk learns of it. */
   addressed() {
     return new URLSearchParams(location.search).get("submission");
   }
 
-  /** Who comes to a queue that is empty by now is shown another one, and told so. */
+  /** If the chosen queue is empty by now, show another queue, and say so. */
   showSomething() {
     const isEmpty = (name) => !this.data.queues[name].some((id) => this.belongs(id));
     const full = ["needs review", "asked for another look", "all"].find((name) => !isEmpty(name));
@@ -142,7 +148,7 @@ class Screen {
     this.later();
   }
 
-  /** The class: what the desk has sent now of it, and the rest as it was sent before. */
+  /** The class: the parts that the desk has just sent, and all other parts as they were sent before. */
   classOf({ batch, parts, digests }) {
     const known = (this.classes[batch] ??= { parts: {}, digests: {} });
     Object.assign(known.parts, parts);
@@ -160,7 +166,7 @@ class Screen {
     this.batch = data.batch;
     this.prefix = `kvasir ${data.batch} `;
     this.cache = new Map();
-    this.own = {}; // by submission: versions that only our own acts lie between
+    this.own = {}; // by submission: the versions before and after acts of this page, if nobody else decided in between
     this.drafts = this.stored("draft ");
     this.texts = this.stored("text "); // replies and requests that are being written
     this.acts = [];
@@ -182,7 +188,7 @@ class Screen {
       for (const key of Object.keys(localStorage))
         if (key.startsWith(this.prefix + kind)) found[key.slice((this.prefix + kind).length)] = JSON.parse(localStorage[key]);
     } catch {
-      // A browser that keeps nothing: then what is not sent lives as long as the page.
+      // This browser stores nothing. Acts that are not sent yet are then lost when the page is closed.
     }
     return found;
   }
@@ -192,11 +198,14 @@ class Screen {
       if (value === undefined) localStorage.removeItem(this.prefix + key);
       else localStorage.setItem(this.prefix + key, JSON.stringify(value));
     } catch {
-      // As above.
+      // This browser stores nothing, as in `stored`.
     }
   }
 
-  /** Acts that other pages of this browser could not send, before a reload say. Sent twice, they are done once. */
+  /**
+   * Take over the acts that other pages of this browser could not send, for example before a reload. If an act is sent
+   * twice, the desk does it once.
+   */
   adoptActs() {
     const known = new Set(this.acts.map(idOf));
     for (const act of Object.values(this.stored("act "))) if (!known.has(idOf(act))) this.acts.push(act);
@@ -219,7 +228,7 @@ class Screen {
     }
   }
 
-  /** What the desk has kept stands from now on, also where the desk has not sent the submission again. */
+  /** The desk has kept the act. Apply it here too, because the desk does not always send the submission again. */
   settle(act, version) {
     if (act.kind === "reply") return this.setText(`reply ${act.request_id}`, undefined);
     if (act.kind === "ask") return this.setText(`ask ${act.item_id}`, undefined);
@@ -232,7 +241,10 @@ class Screen {
     base.version = version;
   }
 
-  /** Where else the comment stands that was changed: what is ours, or nobody's, may be changed with it. */
+  /**
+   * Take the list of other submissions that have the comment that was changed here. The change is offered for each of
+   * them on which nobody else has decided.
+   */
   takeSame(of, places) {
     if (!this.same || this.same.places || of[0] !== this.same.id || of[1] !== this.same.from) return;
     const others = places.filter(([item]) => item !== this.same.item);
@@ -264,7 +276,8 @@ class Screen {
   giveBack(act, answer) {
     if (answer.state === "refused") this.refusals.push(`${this.name(act.item_id)}: ${answer.why}`);
     const written = this.texts[`reply ${act.request_id}`];
-    if (act.kind === "reply" && written) this.setText(`reply ${act.request_id}`, { text: written.text }); // the new reply is seen now
+    // The text is kept without `seen`, because the person now sees the new reply.
+    if (act.kind === "reply" && written) this.setText(`reply ${act.request_id}`, { text: written.text });
     if (act.kind === "undo") {
       if (answer.state === "conflict")
         this.refusals.push(`${this.name(act.item_id)}: somebody has decided since; nothing was undone.`);
@@ -282,7 +295,7 @@ class Screen {
     });
   }
 
-  // --- what the desk is told
+  // --- sending messages to the desk
 
   act(kind, fields) {
     this.acted += 1;
@@ -307,7 +320,7 @@ class Screen {
     if (this.heard === this.sent) this.waitingSince = performance.now();
     this.isUntold = false;
     this.sent += 1;
-    // A message without a place moves nobody: one with the place that Back has left would undo the Back.
+    // After Back, the message names no submission. If it named the one that Back has left, it would undo Back.
     const hasLeft = !this.hasMoved && this.addressed() && this.addressed() !== this.shown;
     this.told[this.sent] = hasLeft ? "" : this.shown;
     this.sentAt = performance.now();
@@ -346,7 +359,7 @@ class Screen {
     }
   }
 
-  /** Ask for what is looked at, or nearly, and is not here yet. */
+  /** Ask the desk for the shown submission and those near it, if they are not here. Drop others if there are many. */
   whenNeeded() {
     const wanted = [this.shown, ...this.near()];
     const isMissing = wanted.some((id) => !this.cache.get(id)?.criteria) || !this.cache.get(this.shown)?.work;
@@ -357,7 +370,7 @@ class Screen {
     }
   }
 
-  // --- moving about
+  // --- moving between submissions
 
   name(id) {
     return this.settings.blind ? id.slice(0, 8) : this.data.people[id]?.name || id.slice(0, 8);
@@ -376,7 +389,7 @@ class Screen {
     return this.isMine(id) && (!criterion || this.show !== "needs review" || this.data.people[id]?.criteria.includes(criterion));
   }
 
-  /** Who is gone through. A decision moves nobody; who comes to wait later comes last. */
+  /** Update the queue. A decision does not move a submission in it, and submissions that join it later come last. */
   extendQueue() {
     this.places = undefined;
     const known = new Set(this.queue);
@@ -403,7 +416,7 @@ class Screen {
     return others.filter((id) => this.isFree(id));
   }
 
-  /** The submissions that wait, from here on and then from the start. */
+  /** The submissions that wait for a decision: first those after the shown one, then those before it. */
   waiting() {
     const decided = new Set(this.acts.filter(({ kind }) => kind === "decide" || kind === "accept").map((act) => act.item_id));
     const all = this.data.queues["needs review"];
@@ -437,13 +450,14 @@ class Screen {
 
   enter(id) {
     this.endEntry();
-    if (!this.over.hidden) this.close(); // a list is about the submission before
-    if (this.grade.contains(document.activeElement) && isText(document.activeElement)) this.root.focus({ preventScroll: true }); // and so is a text
+    // An open list belongs to the previous submission, and so does a text field with the focus.
+    if (!this.over.hidden) this.close();
+    if (this.grade.contains(document.activeElement) && isText(document.activeElement)) this.root.focus({ preventScroll: true });
     this.shown = id;
     this.enteredAt = performance.now();
     this.active = null;
     this.isRoaming = false;
-    this.isNewcomer = true; // nothing was done here yet
+    this.isNewcomer = true; // the person has done nothing on this submission yet
     this.whole = this.prompts = this.asked = "";
     this.seeksQuote = false;
     this.status = "";
@@ -456,9 +470,9 @@ class Screen {
     this.keepInView();
   }
 
-  // --- what stands, and what becomes of it
+  // --- showing, changing and saving a grade
 
-  /** The submission as it is shown: what the desk said, what it was told since, and what is not saved. */
+  /** The submission as it is shown: the desk's data, changed by the acts without an answer and by the unsaved draft. */
   state(id = this.shown) {
     const base = this.cache.get(id);
     if (!base?.criteria) return this.blankState();
@@ -474,7 +488,7 @@ class Screen {
     return state;
   }
 
-  /** Until the desk has sent a grade: the criteria as they are for all, and no points. */
+  /** What is shown until the desk has sent the grade: the criteria of the class, without points. */
   blankState() {
     const blank = { points: null, model: null, evidence: "", feedback: "", written: "", likelihoods: "", reason: "…", doubts: [] };
     const none = { requests: [], decisions: [], remarks: [], summary: "", points: "", max: "…", kind: "waiting", state: "…" };
@@ -535,7 +549,7 @@ class Screen {
     return this.drafts[this.shown]?.changes[id]?.reason || this.reasons(id)[0];
   }
 
-  /** Whether somebody else has decided since this was begun. */
+  /** Whether somebody else has decided on the submission since its draft was begun. */
   isConflict(id) {
     const draft = this.drafts[id];
     const version = this.cache.get(id)?.version;
@@ -543,7 +557,7 @@ class Screen {
     return !!draft && version !== undefined && draft.version !== version && !(own?.last === version && own.versions.has(draft.version));
   }
 
-  /** Save what is changed, and go on. The rest is accepted with it if that is asked for, or if nothing is changed. */
+  /** Save the changes, and go on. The rest is accepted too if `acceptsRest` is true, or if nothing is changed. */
   save(acceptsRest = false) {
     this.endEntry();
     const draft = this.drafts[this.shown];
@@ -556,7 +570,7 @@ class Screen {
     const before = this.state().saved;
     for (const [id, { feedback, points, reason }] of Object.entries(changes)) {
       const from = id === SUMMARY ? before.summary : before.feedback[id];
-      // A comment for new points is not offered elsewhere: there the points are still the old ones.
+      // If the points are changed too, the comment is not offered elsewhere, because it belongs to the new points.
       if (feedback && from && feedback !== from && points === undefined) this.same = { id, from, to: feedback, reason, item: this.shown };
     }
     const isLast = !this.ahead(1).length;
@@ -569,7 +583,7 @@ class Screen {
     this.leave(`${done[0].toUpperCase()}${done.slice(1)}: ${this.name(act.item_id)}.${left}${left && !isLast ? " k goes back." : ""}`);
   }
 
-  /** Why this can't be saved, or not be accepted; "" if it can. */
+  /** Why the changes can't be saved, or why the grade can't be accepted; "" if nothing prevents it. */
   whyNot(isChanged, accepts) {
     const state = this.state();
     if (this.isConflict(this.shown)) return "Choose first which decision counts.";
@@ -580,19 +594,19 @@ class Screen {
     return !isGlance ? "" : isChanged ? "This was changed before: once more saves it." : "Nothing is changed here: once more accepts it as it is.";
   }
 
-  /** What saving leaves undone on this submission, in sentences: said before it is saved, and after. */
+  /** What is still unfinished on this submission if the draft is saved, in sentences. Shown before and after saving. */
   unfinished(place, accepts = false) {
     const { changes } = this.drafts[this.shown];
     const { criteria } = this.state();
     const open = accepts ? [] : this.stillOpen();
-    const isSeen = ({ id }) => place === "here" && id === this.active; // its row says so
+    const isSeen = ({ id }) => place === "here" && id === this.active; // the open row already says so
     const titles = titlesOf(criteria.filter((each) => changes[each.id] && isMisfit(each) && !isSeen(each)));
     const mayAccept = place === "here" && criteria.every(({ points }) => points !== null);
     const blank = open.length ? ` Still to decide ${place}, or blank: ${open.join(", ")}${mayAccept ? "; press a to save this and accept the rest" : ""}.` : "";
     return blank + (titles ? ` Feedback on ${titles} is for other points.` : "");
   }
 
-  /** What stays undecided when the changes made here are saved: titles of criteria, and the work as a whole. */
+  /** What stays undecided if the changes are saved: the titles of criteria, and perhaps "the work as a whole". */
   stillOpen() {
     const { criteria, isWholeOpen, kind } = this.state();
     const acts = this.acts.filter((act) => act.item_id === this.shown && act.changes);
@@ -603,7 +617,7 @@ class Screen {
     return [...open.map(({ title }) => title), ...(isWholeOpen && !isSettled ? ["the work as a whole"] : [])];
   }
 
-  /** Keep how this is undone; `next` is where it led. What has the same `group` is undone together. */
+  /** Record how to undo `act`. `next` is the submission that it led to. Acts with one `group` are undone together. */
   remember(act, before, { next = this.shown, group } = {}) {
     this.undoable.push({ id: idOf(act), item: act.item_id, before, next, group });
     sessionStorage.setItem(this.prefix + "undo", JSON.stringify(this.undoable.slice(-50)));
@@ -613,7 +627,7 @@ class Screen {
     const [id] = this.ahead(1);
     if (id) return this.go(id, status);
     this.status = `${status} There is none after this one${this.waiting().length ? "; g goes to the next that needs you" : ", and none needs you any more"}.`;
-    this.enteredAt = performance.now(); // a key pressed twice decides once here, too
+    this.enteredAt = performance.now(); // so that a key that is pressed twice decides only once
     this.render();
     this.later();
   }
@@ -635,12 +649,12 @@ class Screen {
     }
     this.undoable.pop();
     sessionStorage.setItem(this.prefix + "undo", JSON.stringify(this.undoable));
-    if (this.same?.item === last.item) this.same = null; // the comment that it would spread is undone
+    if (this.same?.item === last.item) this.same = null; // the comment that is offered for other submissions is undone
     this.act("undo", { item_id: last.item, undoes: last.id, before: last.before });
     this.go(last.item, `Undone: what you saved for ${name}, who is shown again.`);
   }
 
-  /** One key changed a comment on several submissions, so one key takes it back on all of them. */
+  /** One key changed a comment on several submissions, so one key undoes the change on all of them. */
   undoGroup(group) {
     const entries = this.undoable.filter((entry) => entry.group === group);
     this.undoable = this.undoable.filter((entry) => entry.group !== group);
@@ -662,7 +676,7 @@ class Screen {
     this.render();
   }
 
-  // --- points by keys
+  // --- giving points by keys
 
   current() {
     return this.state().criteria.find(({ id }) => id === this.active);
@@ -683,13 +697,13 @@ class Screen {
 
   typeDigit(digit, at) {
     const entry = this.entryAt(at);
-    if (entry?.isHalf && digit === "5") return; // 2.5, typed in full
+    if (entry?.isHalf && digit === "5") return; // 2.5 is typed in full, but "." alone has given the half already
     if (entry?.isHalf) return this.say("Keys give halves: write other points into the field.");
     const criterion = this.current();
     if (!criterion) return this.sayNoPoints();
     const isNegative = entry ? entry.isNegative : criterion.max <= 0 || this.isNegative;
     const largest = isNegative ? -criterion.min : criterion.max;
-    // Where no number has two digits, the second one corrects the first.
+    // If all possible points have one digit, a second digit replaces the first.
     const text = (largest < 10 ? "" : entry?.text || "") + digit;
     if (Number(text) > largest) return this.say(`Points go from ${criterion.min} to ${criterion.max}.`);
     if (!this.give(criterion.id, (isNegative ? -1 : 1) * Number(text) || 0)) return;
@@ -706,13 +720,16 @@ class Screen {
     if (this.give(criterion.id, isNegative ? -number : number)) this.beginEntry({ isHalf: true, at });
   }
 
-  /** The number that this key belongs to, if any. Keys are told apart by when they were pressed: a busy page hears them late. */
+  /**
+   * The number that a key extends, or null. `at` is the time at which the key was pressed, because a busy page receives
+   * keys late.
+   */
   entryAt(at) {
     if (this.entry && at - this.entry.at > PAUSE_MS) this.endEntry();
     return this.entry;
   }
 
-  /** A number that stands there already, and may grow until a pause. */
+  /** Begin a number. Its points are given already. Further keys extend it until there is a pause. */
   beginEntry(entry) {
     this.endEntry();
     this.entry = entry;
@@ -762,9 +779,11 @@ class Screen {
   }
 
   onClick(event) {
-    if (event.target.closest?.("[data-testid=stSidebar] label")) this.active = null; // who comes back begins as at first
+    // A person who comes back from another section gets the row that is open at first.
+    if (event.target.closest?.("[data-testid=stSidebar] label")) this.active = null;
     if (!this.root?.isConnected) return;
-    // With the mouse; whoever uses the arrow keys stays there.
+    // After a click with the mouse, the clicked control loses the focus, so that the screen receives the keys. `detail`
+    // is 0 if the keyboard caused the click. Then the control keeps the focus.
     const section = event.detail && event.target.closest?.("[data-testid=stSidebar] label, .kv button");
     if (section) setTimeout(() => document.activeElement?.matches("input[type=radio], .kv button") && document.activeElement.blur(), 50);
   }
@@ -791,7 +810,7 @@ class Screen {
     else if (target.closest?.("button, a, summary, [role=button]") && (event.key === "Enter" || event.key === " ")) return;
     else if (target.type === "radio" && event.key.startsWith("Arrow")) return;
     const key = event.key.length === 1 ? event.key.toLowerCase() : event.key;
-    if (event.repeat && (key === "Enter" || key === "a")) event.preventDefault(); // a key that is held decides once
+    if (event.repeat && (key === "Enter" || key === "a")) event.preventDefault(); // a key held down decides only once
     else if (/^[0-9]$/.test(key)) this.typeDigit(key, event.timeStamp);
     else if (key === " " && event.shiftKey) this.scrollWork(-1);
     else if (this.keys(event.timeStamp)[key]) this.keys(event.timeStamp)[key]();
@@ -808,7 +827,7 @@ class Screen {
       " ": () => this.scrollWork(1),
       ArrowUp: () => this.step(-1),
       ArrowDown: () => this.step(1),
-      // Whoever ends a paragraph by Enter twice has not said that all is done.
+      // A person who presses Enter twice in a comment perhaps wants a new paragraph. So the second Enter does not save.
       Enter: () => at - this.wroteAt < GLANCE_MS ? this.say("Enter once more saves. In the feedback, Shift Enter is a new line.") : this.save(),
       a: () => this.save(true),
       g: () => this.goToWaiting(),
@@ -831,7 +850,7 @@ class Screen {
     const area = this.grade.querySelector(".kv-active textarea");
     if (!area) return this.say("There is nothing to write here.");
     area.focus();
-    area.select(); // what is typed replaces it
+    area.select(); // so that typing replaces the text
   }
 
   leaveOut() {
@@ -944,7 +963,7 @@ class Screen {
       const at = places.indexOf(document.activeElement) + (isBack ? -1 : 1);
       places[(at + places.length) % places.length].focus();
     } else {
-      // Typed into the field, or a button's own: nothing for the page below.
+      // The key is for the field or the button in the list. The page below must not handle it.
       return event.stopImmediatePropagation();
     }
     event.preventDefault();
@@ -979,16 +998,16 @@ class Screen {
     this.fields.order.addEventListener("change", () => this.choose({ order: this.fields.order.value }));
     this.fields.share.addEventListener("change", () => this.choose({ share: this.fields.share.value }));
     this.fields.blind.addEventListener("change", () => this.choose({ blind: this.fields.blind.checked }));
-    this.fields.name.value = this.yourName || this.data.account; // what is written beside a decision
+    this.fields.name.value = this.yourName || this.data.account; // the name that is recorded with each decision
     this.fields.name.placeholder = this.data.account;
     this.fields.name.addEventListener("input", () => this.takeName());
-    // The account's name stands there only until somebody types their own: typing replaces it.
+    // The account's name is only the default. A click selects it, so that typing replaces it.
     this.fields.name.addEventListener("click", ({ target }) => target.value === this.data.account && target.select());
     this.keepName();
     if (document.activeElement?.type === "radio") document.activeElement.blur();
-    // Words are kept as they are typed; what they change on the page waits until the field is left.
+    // Text is kept at each key press, but the rows are redrawn only when the focus leaves the field.
     this.grade.addEventListener("focusout", ({ target }) => {
-      if (target.getAttribute("aria-invalid") === "true") this.drawn = ""; // it says again what stands
+      if (target.getAttribute("aria-invalid") === "true") this.drawn = ""; // then the field shows valid points again
       setTimeout(() => this.render());
     });
     this.fit();
@@ -1009,7 +1028,8 @@ class Screen {
   choose(settings, queue = this.show) {
     this.hasMoved = true;
     this.show = queue;
-    if (this.root.contains(document.activeElement)) this.root.focus({ preventScroll: true }); // keys are the screen's again
+    // From here on, the screen receives the keys.
+    if (this.root.contains(document.activeElement)) this.root.focus({ preventScroll: true });
     Object.assign(this.settings, settings);
     this.store("settings", this.settings);
     this.endEntry();
@@ -1022,7 +1042,7 @@ class Screen {
     this.later();
   }
 
-  /** The screen fills what the page leaves it, so that the page itself never scrolls. */
+  /** Give the screen the height that is left on the page, so that the page itself never scrolls. */
   fit() {
     if (!this.root?.isConnected) return;
     const main = this.root.closest("[data-testid=stMain]");
@@ -1051,7 +1071,7 @@ class Screen {
     const share = this.settings.share ? `, ${queues["needs review"].filter((id) => this.isMine(id)).length} of them in my part` : "";
     const order = this.show === "needs review" ? ", most doubts first" : ", in the order of the files";
     const isQueued = new Set(queues[this.show]);
-    const others = this.queue.filter((id) => !isQueued.has(id)).length; // decided on by now, or opened by a link
+    const others = this.queue.filter((id) => !isQueued.has(id)).length; // already decided on, or opened by a link
     const what = this.show + (others ? `: ${this.queue.length - others}, others: ${others}` : "");
     const shown = [what, this.settings.order && `only ${this.settings.order}`].filter(Boolean).join(", ");
     this.place.replaceChildren(`${this.queue.indexOf(this.shown) + 1} of ${this.queue.length} shown (${shown}`,
@@ -1152,7 +1172,7 @@ class Screen {
     }
   }
 
-  /** `seeksQuote`: whoever presses it wants to see the quote, and else to read on where they are. */
+  /** A button that loads the whole work. With `seeksQuote`, it also scrolls to the quote. */
   showAll({ chars }, seeksQuote = false) {
     const ask = () => {
       this.whole = this.shown;
@@ -1162,12 +1182,12 @@ class Screen {
     return make("button", { type: "button", onclick: ask }, `Show all ${chars.toLocaleString("en")} characters`);
   }
 
-  /** The parts of the work that stand there whether or not all of it is shown. */
+  /** The parts of the work, without the elements that are there only while a part of it is left out. */
   partsOfWork() {
     return [...this.work.children].filter((part) => !part.matches(".work-cut, button"));
   }
 
-  /** Which part is at the top of the panel, and where its own top is. */
+  /** The number of the part at the top of the panel, and the offset of its top from the panel's top. */
   placeInWork() {
     const { top } = this.work.getBoundingClientRect();
     const number = this.partsOfWork().findIndex((part) => part.getBoundingClientRect().bottom > top + 1);
@@ -1179,7 +1199,7 @@ class Screen {
     if (part) this.work.scrollTop += part.getBoundingClientRect().top - this.work.getBoundingClientRect().top - offset;
   }
 
-  /** Where the quote is in what is left out of a long work: this, and a button that shows it. */
+  /** If the quote is in the part of a long work that is left out: a line that says so, with a button that loads it. */
   quoteIsBeyond({ id, found }) {
     const content = this.cache.get(this.shown);
     const isMarked = content?.work?.some(({ marks }) => Object.values(marks || {}).some((ids) => ids.split(", ").includes(id)));
@@ -1187,7 +1207,7 @@ class Screen {
     return [make("p", { class: "kv-faint" }, "This is further on in the work than what is shown. ", this.showAll(content, true))];
   }
 
-  /** The active criterion's quote stands out. Returns where. */
+  /** Highlight the quote of the active criterion. Returns its first element. */
   markQuote() {
     let first;
     for (const mark of this.work.querySelectorAll("[data-criteria]")) {
@@ -1198,7 +1218,7 @@ class Screen {
     return first;
   }
 
-  /** The quote stands out, and is in sight. */
+  /** Highlight the quote, and scroll to it if it is out of sight. */
   jump() {
     const first = this.markQuote();
     if (!first) return;
@@ -1207,7 +1227,7 @@ class Screen {
   }
 
   renderGrade(state) {
-    // Only where something is another: words that are being selected stay selected.
+    // Redraw only if something has changed, because a redraw removes the selection of text.
     const { criteria, phrases, people } = this.data;
     const drawn = JSON.stringify([this.shown, this.active, { ...state, work: 0 }, this.drafts[this.shown], this.texts,
       criteria, phrases.comments, people[this.shown]]);
@@ -1232,7 +1252,8 @@ class Screen {
     const isMoved = this.drafts[this.shown] || this.acts.some((act) => act.item_id === this.shown);
     const total = isMoved && state.whole === null ? show(sumOf(state.criteria)) : state.points || "–";
     const isOpen = isMoved && total !== "–" && this.stillOpen().length > 0;
-    const isDone = isMoved && total !== "–" && !isOpen && state.kind === "open"; // here, but not for the desk yet
+    // All is decided on this page, but the desk's data does not have it yet.
+    const isDone = isMoved && total !== "–" && !isOpen && state.kind === "open";
     const standing = isDone ? (this.drafts[this.shown] ? "Not saved yet." : "Not confirmed yet.") : state.state;
     return make("div", {},
       make("div", { class: "kv-head" },
@@ -1389,7 +1410,7 @@ class Screen {
     if (button("status").textContent !== line) button("status").textContent = line;
     button("save").firstChild.textContent = isUnsaved ? "Save and next" : "Accept and next";
     button("save").disabled = !isUnsaved && !!state.isBlank;
-    button("save").title = isUnsaved ? "" : whyNotAccepted(state); // a press, or the key, says it too
+    button("save").title = isUnsaved ? "" : whyNotAccepted(state); // a click or the key gives this reason too
     button("save").setAttribute("aria-disabled", String(button("save").title !== ""));
     button("undo").disabled = !isUnsaved && !this.undoable.length;
     button("next").disabled = !this.ahead(1).length;
@@ -1401,18 +1422,19 @@ class Screen {
     const row = this.grade.querySelector(".kv-active");
     if (!row || this.isRoaming) return;
     if (this.grade.scrollHeight > this.grade.clientHeight + 1 && getComputedStyle(this.grade).overflowY !== "visible") {
-      if (this.isNewcomer) this.grade.scrollTop = 0; // the total, and why it needs a person
+      if (this.isNewcomer) this.grade.scrollTop = 0; // shows the total, and why a person must decide
       const [outer, inner] = [this.grade.getBoundingClientRect(), row.getBoundingClientRect()];
       const isTall = inner.height > outer.height;
-      const points = isTall || this.isNewcomer ? row.querySelector(".kv-give") : null; // then these suffice
+      // In these two cases, it is enough that the points are in view.
+      const points = isTall || this.isNewcomer ? row.querySelector(".kv-give") : null;
       const end = (points || row).getBoundingClientRect().bottom;
       if (inner.top < outer.top || (end > outer.bottom && isTall)) this.grade.scrollTop += inner.top - outer.top - 6;
       else if (end > outer.bottom) this.grade.scrollTop += inner.bottom - outer.bottom + 6;
-    } else if (this.isByPointer === false) row.scrollIntoView({ block: "nearest" }); // the page scrolls, and keys are pressed
+    } else if (this.isByPointer === false) row.scrollIntoView({ block: "nearest" }); // keys scroll the page itself
   }
 }
 
-/** The beginning of a text, and the rest of a long one behind a click. */
+/** A short text; of a long text the beginning, and a click shows the rest. */
 function brief(text) {
   if (text.length <= LONGEST_LINE) return [text];
   const end = text.lastIndexOf(" ", LONGEST_LINE - 40);
@@ -1421,10 +1443,10 @@ function brief(text) {
   return [make("details", {}, summary, text.slice(at))];
 }
 
-/** What an element is called, in this drawing and the next. */
+/** What identifies an element when the page is redrawn. */
 const keyOf = (element) => element.dataset.key || element.getAttribute("aria-label") || element.textContent;
 
-/** Whether the model's words go out with points that they were not written for. */
+/** Whether the student would get the model's feedback with points that it was not written for. */
 const isMisfit = ({ points, model, feedback, written }) =>
   points !== null && model !== null && points !== model && !!written.trim() && feedback.trim() === written.trim();
 
@@ -1434,7 +1456,7 @@ const sumOf = (criteria) => {
   return points.includes(null) ? null : Math.max(0, Number(points.reduce((total, each) => total + each, 0).toFixed(6)));
 };
 
-/** The same of the summary, which was written for the model's total; a deduction for lateness doesn't count. */
+/** `isMisfit` for the summary. It was written for the model's total. A deduction for lateness doesn't count. */
 const isForOtherPoints = ({ criteria, whole, model, summary, written }) => {
   const total = whole ?? sumOf(criteria);
   return total !== null && !!model && show(total) !== model && !!written.trim() && summary.trim() === written.trim();
@@ -1451,7 +1473,7 @@ const whyNotAccepted = ({ criteria, kind, whole }) => {
 const idOf = (act) => `${act.sender} ${act.number}`;
 const titlesOf = (criteria) => criteria.map(({ title }) => title).join(", ");
 
-/** What an act makes of a submission, as far as it can be told here. */
+/** Apply an act to the state of a submission, as far as its effect is known without the desk. */
 function applyAct(state, act) {
   if (act.changes) applyChanges(state, act.changes);
   if (act.kind === "undo" && act.before) {

@@ -1,4 +1,5 @@
-// The table of a class: a click on a row, or Enter on its name, opens it; a box chooses it. All of it is text.
+// The table of a class. A click on a row, or Enter on its name, opens the submission. Its box selects the submission.
+// All values are put into the page as text.
 
 function cell(tag, ...children) {
   const element = document.createElement(tag);
@@ -29,14 +30,14 @@ function draw({ data, setStateValue, setTriggerValue }, root) {
     open.type = "button";
     open.dataset.key = `open ${id}`;
     const line = cell("tr", cell("td", box), cell("td", open), ...others.map((text) => {
-      const short = cell("td", text.length > 160 ? `${text.slice(0, 150).trimEnd()} …` : text); // all of it is in Review
+      const short = cell("td", text.length > 160 ? `${text.slice(0, 150).trimEnd()} …` : text); // whole in Review
       short.title = text.length > 160 ? text : "";
       return short;
     }));
     line.children[data.columns.indexOf("remarks") + 1].className = "kv-remarks";
     line.children[2].replaceChildren(Object.assign(cell("span", others[0]), { className: `state state-${state}` }));
     line.addEventListener("click", ({ target }) => {
-      // Near the box is the box; and who selects words does not open.
+      // A click near the box counts as a click on the box. A click that selects text opens nothing.
       if (target.closest("td") === line.firstChild) return target === box ? undefined : box.click();
       if (String(getSelection()) === "" || target === open) setTriggerValue("open", id);
     });
@@ -58,7 +59,7 @@ function draw({ data, setStateValue, setTriggerValue }, root) {
 export default function (component) {
   const { parentElement, data } = component;
   const root = parentElement.querySelector(".kv-class");
-  const drawn = JSON.stringify([data.columns, data.rows]); // what is chosen, its boxes show already
+  const drawn = JSON.stringify([data.columns, data.rows]); // without `chosen`, because the boxes already show it
   if (root.dataset.drawn === drawn) return;
   root.dataset.drawn = drawn;
   draw(component, root);

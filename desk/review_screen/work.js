@@ -1,6 +1,6 @@
-// A student's work, block by block. Everything in it reaches the page as text, never as HTML.
+// A student's work, block by block. Everything in it is put into the page as text, never as HTML.
 
-/** An element; of its children, strings are text. */
+/** Make an element. Children that are strings become text. */
 function make(tag, properties = {}, ...children) {
   const element = document.createElement(tag);
   for (const [name, value] of Object.entries(properties)) {
@@ -57,5 +57,5 @@ function row(cells, at, reason) {
   return make("tr", { class: "work-marked", title: reason, "data-criteria": reason }, ...inner, make("td", {}, note(reason)));
 }
 
-/** Beside a marked line, and no part of what is copied. */
+/** A note beside a marked line. It is not copied with the line. */
 const note = (reason) => make("small", { class: "kv-note" }, `◂ ${reason}`);
