@@ -61,7 +61,8 @@ def show_export_page(desk: Desk, folder: Path) -> None:
             graded_class = graded_class_of(view)
             if graded_class:
                 save_graded(folder, graded_class)
-            # Like `kvasir export`, the desk reads the grades before it makes the file.
+            # The grades are read before the file is made. If somebody decides in between, the next export counts that
+            # decision as a change.
             _, grades = export.final_grades(folder, include_unreviewed)
             export_file = export_format.make(folder, include_unreviewed=include_unreviewed, **choices)
             st.session_state["exported"] = (*asked, export_file, grades)
