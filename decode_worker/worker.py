@@ -178,8 +178,8 @@ class DecodeWorker:
             yield False
         elif not self._running_jobs.start(attempt):
             yield False
-        # If there is no stored result and another worker has the claim, that worker decodes the job. If a stored result
-        # can't be read, no other worker decodes the job, so this one does.
+        # No result is stored, and another worker has the claim: that worker decodes the job. (If a result is stored but
+        # can't be read, no other worker decodes the job, so this one does, below.)
         elif not (has_claim or body):
             self._running_jobs.end(attempt)
             self._settler.defer(attempt)

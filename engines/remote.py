@@ -344,7 +344,7 @@ class TextOnly(Generic[S]):
         # The prompt's length is counted in bytes of UTF-8, because a token has about the same number of them in every
         # language.
         num_bytes = len(_RUN.sub(r"\1\1\1", text).encode("utf-8", "surrogatepass"))
-        # The sample is ASCII, so its letters per token are also bytes per token.
+        # `_letters_per_token` was measured on an ASCII sample, so it is also the number of bytes per token.
         expected = num_bytes / (self._neighbours_bytes_per_token or self._letters_per_token)
         is_cut = 0 < prompt_tokens < expected * _CUT
         if 0 <= prompt_tokens - self._context // 2 <= _KEPT:

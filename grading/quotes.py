@@ -20,7 +20,7 @@ SHORT_QUOTE_CHARS = 8
 # If two texts share a run of this many characters, that is not a coincidence. White space is not counted, so the run
 # has about eight words.
 LEAK_CHARS = 40
-OWN = 1  # marks the student's own visible text; HIDDEN is 2
+OWN = 1  # marks the student's own visible text; `HIDDEN` of visible.py is 2
 
 
 @dataclass(frozen=True, slots=True)

@@ -104,7 +104,8 @@ def _local_client(settings: Settings, models: Sequence[str], observe: Callable[[
     is_closing = threading.Event()
 
     def tell(event: Event) -> None:
-        # A job that is returned during `close` ends with this process. That is not worth a report.
+        # A job that a worker hands back to the queue during `close` is lost with this process, as expected, so it is
+        # not reported.
         if not is_closing.is_set():
             observe(event)
 

@@ -26,7 +26,7 @@ MAX_LENGTHS = 10_000_000  # sum of minLength and maxLength of all texts in a sch
 MAX_PATTERN_BYTES = 4 * _KIB
 MAX_REPETITIONS = 100_000  # product of all repetition counts in a pattern
 MAX_DIVISOR_DIGITS = 5  # significant digits of multipleOf
-MAX_JOINED_PATTERNS = 8  # number of patterns in a schema, if several conditions apply to one value
+MAX_JOINED_PATTERNS = 8  # patterns in a schema in which one value has to meet several conditions
 
 # Limits for requests to the gateway.
 MAX_BODY_BYTES = 8 * _MIB

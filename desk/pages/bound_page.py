@@ -111,7 +111,11 @@ def _draw(folder: Path, graded_class: GradedClass) -> None:
     st.caption(caption)
     with st.container(horizontal=True, vertical_alignment="bottom"):
         size = st.selectbox(
-            "Graded by hand", SIZES, 1, help="If the class has parts, this many in each part.", key="plan size"
+            "Graded by hand",
+            SIZES,
+            1,
+            help="How many submissions you grade by hand. In a class with parts: in each part.",
+            key="plan size",
         )
         st.number_input("Points by which a grade may differ", 0.0, None, 1.0, 0.5, format="%g", key="plan within")
         st.number_input("Percent that may differ by more", 0.5, 99.0, 20.0, 5.0, format="%g", key="plan most")

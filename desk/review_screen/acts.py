@@ -133,7 +133,7 @@ class Acts:
         except BatchError as error:  # for example a text that is too long
             raise ReviewError(str(error)) from None
         if all(_is_same(decision, standing.get(decision.criterion_id)) for decision in decisions):
-            return  # the decisions are already saved, for example because the desk was restarted after the act
+            return  # already saved: the act was sent again, for example after a restart of the desk
         own = self._own.get((act.sender, act.item_id))
         version = own.last if own and act.version in own.versions else act.version
         if version != version_seen(row, standing):

@@ -40,8 +40,8 @@ class PromptWork(ABC):
         self.tokens = list(tokens)
         self.to_feed = to_feed
         self.prefix_cache = prefix_cache
-        # The contents of the MLX caches that `prefix_cache` was loaded into. The first decode fills the list, and later
-        # decodes start from it.
+        # The state of the MLX caches after `prefix_cache` was loaded into them. The first decode fills the list, and
+        # later decodes start from it. None: this cache is not pinned.
         self.fork: list[mlx_kv.CacheState] | None = None
         self.is_abandoned = False  # set by the caller when it stops listening
         self.caches: list[Any] = []

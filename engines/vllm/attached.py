@@ -203,8 +203,8 @@ class AttachedServer(Conversation):
             with suppress(Empty):
                 return self._learn_layout(description, inbox.get_nowait())
             raise ConfigError(
-                f"the connector in {self._server.url} does not reach {self.folder}: start vLLM on this machine, in a "
-                "container with --ipc=host, as the same user or as root"
+                f"the connector in {self._server.url} does not reach {self.folder}: start vLLM on this machine, as the "
+                "same user or as root; if it runs in a container, start the container with --ipc=host"
             )
         finally:
             del self._inboxes[key]

@@ -33,7 +33,8 @@ _USUAL, _CAUTION = 20, 1.1
 # A decoded text counts only if it has at least this many more known words than the encoded text.
 _NEW_WORDS = 2
 
-# A dot ends a sentence only after one of these characters. A dot inside Morse code or an HTML entity does not.
+# A dot ends a sentence only between a word, bracket, quote, `, * or > and white space. So a dot inside Morse code or an
+# HTML entity ends none.
 _END = re.compile(r"""\n+|(?<=[!?…])\s+|(?<=[\w)\]"'”»’`*>][.])\s+|(?<=[。।؟\uff01\uff1b\uff1f])""")
 _MARGIN = re.compile(r"^[\s#>*/%|–—•-]+|[\s*|–—-]+$")
 _LETTERS = re.compile(r"[^\W\d_]")

@@ -136,7 +136,8 @@ def _service(entries: Mapping[Keys, SourcedValue], name: str, variable: str) -> 
 def _model(entries: dict[Keys, SourcedValue], name: str, variable: str) -> ModelSettings:
     for key in SAMPLING:
         own, general = ("models", name, key), ("grading", key)
-        # A value of [grading] applies to the model, unless the same or a stronger source sets the model's own value.
+        # A value of [grading] applies to the model, unless the model's own value comes from the same source, or from a
+        # stronger one.
         if general in entries and (own not in entries or entries[general].rank < entries[own].rank):
             entries[own] = entries[general]
     places = _values_below(entries, "models", name, "weights")

@@ -17,7 +17,7 @@ from infra.config.schema import CONTROL, WORKER_ROLES, Supervisor
 from infra.config.settings import MachineRole, MachineSettings
 from messages.errors import ConfigError
 
-UnitRole = Literal["prefill", "decode", "worker", "producer"]  # a unit logs in as the user of this role
+UnitRole = Literal["prefill", "decode", "worker", "producer"]  # a unit logs in to the broker as the user of its role
 
 LOOPBACK = "127.0.0.1"
 # A worker that is asked to stop has this long to finish its jobs, since a long answer takes minutes. Jobs that are not
@@ -26,9 +26,9 @@ GRACE_S = 600.0
 _STOP_MARGIN_S = 30.0
 _KVASIR = ("{folder}/current/bin/kvasir", "--config", "kvasir.toml", "--log-style", "json", "--log-level", "info")
 _UNSAFE = re.compile(r"[^a-z0-9]+")
-# These options are left out, because with them GPUs would disappear, or CUDA and PyTorch would fail: PrivateDevices,
-# DevicePolicy and DeviceAllow; ProtectClock, which implies DeviceAllow (/dev/nvidia*, /dev/dri, /dev/kfd); and
-# MemoryDenyWriteExecute, because kernels are compiled at run time.
+# Two kinds of options are left out. PrivateDevices, DevicePolicy, DeviceAllow, and ProtectClock (which implies
+# DeviceAllow) would hide the GPUs: /dev/nvidia*, /dev/dri, /dev/kfd. MemoryDenyWriteExecute would make CUDA and PyTorch
+# fail, because they compile kernels at run time.
 #
 # ProtectHome can't be stricter than read-only, because the home contains weights, vLLM's environment and often Python
 # itself.

@@ -70,7 +70,7 @@ def build_wheel(checkout: Path, into: Path) -> Path:
             f"{checkout} is not a checkout of Kvasir, so no wheel can be built from it: give --wheel FILE"
         )
     into.mkdir(parents=True, exist_ok=True)
-    # pip writes files beside the sources when it builds the wheel, so it gets a copy of them.
+    # While pip builds a wheel, it writes files beside the sources. So pip is given a copy of the sources.
     with tempfile.TemporaryDirectory(prefix="kvasir-wheel-") as folder:
         copy = shutil.copytree(checkout, Path(folder) / "kvasir", ignore=_NO_SOURCES)
         _pip("wheel", "--no-deps", "--wheel-dir", str(into), str(copy))

@@ -65,7 +65,7 @@ class _Drawing:
     "--draw",
     type=_Numbers(int),
     metavar="N[,N…]",
-    help="Draw N submissions for you to grade by hand. After --draw 40,80, use --more to go from 40 to 80.",
+    help="Draw N submissions for you to grade by hand. With 40,80 you begin with 40, and --more goes on to 80.",
 )
 @click.option(
     "--within", type=Number(0), metavar="POINTS", help="Ignore differences of up to this many points [default: 1]."

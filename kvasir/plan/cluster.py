@@ -80,9 +80,9 @@ def remainder_of(settings: Settings, client: Client, batch: Batch | None = None)
             replace(job, name=f"{model} {number}") for number in range(total if counts is None else counts[model])
         ]
         # If batches take turns, each has its own queue, and their jobs alternate. If they share a queue, it serves one
-        # batch after the other. Then the other batches' jobs are assumed to be ahead of this batch's jobs until this
-        # batch has answers, and behind them from then on. Jobs far behind are left out, because they can't delay the
-        # batch.
+        # batch after the other. In that case, while this batch has no answers, the other batches' jobs are assumed to
+        # be ahead of its own; once it has answers, they are assumed to be behind. Jobs far behind are left out, because
+        # they can't delay the batch.
         foreign_count = min(total, 10 * len(batch_jobs) if lengths else total) - len(batch_jobs)
         others = max(0, _turns_taken(client.broker, model) - 1)
         foreign_jobs = [

@@ -289,7 +289,8 @@ class BulkConnection:
     def read_flags(self, count: int) -> list[bool]:
         """Read `count` replies that are :0 or :1, in one system call."""
         replies = bytearray(count * len(_YES))
-        self._fill(memoryview(replies))  # an error reply is longer than a flag, so at least this many bytes arrive
+        # Even if some replies are errors, enough bytes arrive: an error reply is longer than a flag.
+        self._fill(memoryview(replies))
         flags = [bytes(replies[at : at + len(_YES)]) for at in range(0, len(replies), len(_YES))]
         if not {*flags} <= {_YES, _NO}:
             _, error, rest = bytes(replies).partition(b"-")

@@ -42,7 +42,9 @@ def messages_of(body: Mapping[str, Any]) -> list[Message]:
         if role == "tool":
             name = message.get("tool_name") or function_by_call.get(str(message.get("tool_call_id")))
             if name is None:
-                raise InvalidMessage("messages with the role tool must name an earlier tool call in tool_call_id")
+                raise InvalidMessage(
+                    "messages with the role 'tool' must give an earlier tool call's id as tool_call_id"
+                )
             conversation_messages.append((role, content or " ", name))
         elif content or role == "user":
             conversation_messages.append((role, content))

@@ -288,7 +288,7 @@ class Connection:
         self._loop.close()
 
     def _run_tasks(self) -> None:
-        # Clear this flag before the loop. A task that is added after the loop then wakes the thread again.
+        # Clear this flag before the loop, not after it, so that a task that is added after the loop wakes the thread.
         self._wake_pending = False
         while self._tasks:
             wire = self._raw.wire if self._raw is not None else Wire()

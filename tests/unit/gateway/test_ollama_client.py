@@ -161,7 +161,7 @@ def test_raw_answers_have_what_the_models_require(served: ServedGateway, pipelin
         ({"options": {"colour": 1}}, "'options.colour' is not a field"),
         ({"options": {"num_predict": 0}}, "max_tokens must be"),
         ({"messages": [{"role": "user", "content": "x", "images": ["aGk="]}]}, "'messages[0].images' is not served"),
-        ({"messages": [{"role": "tool", "content": "x"}]}, "messages with the role tool must name an earlier"),
+        ({"messages": [{"role": "tool", "content": "x"}]}, "messages with the role 'tool' must give an earlier"),
         ({"format": "xml"}, "format: Input should be '' or 'json'"),
         ({"options": {"stop": [None]}}, "options.stop[0]: Input should be a valid string"),
         ({"model": "llama3"}, "'llama3' not found"),

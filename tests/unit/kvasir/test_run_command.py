@@ -191,7 +191,7 @@ def test_system_messages_are_the_shared_part_and_options_become_sampling(folder:
         ({"id": "a", "prompt": "x", "shared": 3}, "must be text"),
         ("[]", "not an object"),
         (openai("a", messages=[]), "list of objects"),
-        (openai("a", messages=[{"role": "tool", "content": "4"}]), "must name an earlier tool call"),
+        (openai("a", messages=[{"role": "tool", "content": "4"}]), "must give an earlier tool call's id"),
         (openai("a", messages=[{"role": "function", "content": "4"}]), "must have one of these roles"),
         (openai("a", messages=[{"role": "assistant", "tool_calls": 5}]), "tool_calls must have a function"),
         ({**openai("a"), "method": "GET"}, "only POST is served"),
