@@ -1,7 +1,7 @@
 """Models with sliding windows between vLLM and every other engine that is here: a gemma3 and a gpt-oss."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +12,8 @@ import pytest
 from benchmarks import matrix_models
 from benchmarks.matrix_caches import difference, prefilled
 from benchmarks.matrix_mutations import spoiled
+from benchmarks.matrix_prompts import MARGIN
+from engines.base import Answer
 from engines.proof import prove
 from engines.registry import Engine, EngineOptions, entries, open_engine
 from engines.sketch import compare
@@ -61,6 +63,13 @@ def engines(folder: tuple[Path, str]) -> Iterator[dict[str, Engine]]:
         engine.close()
 
 
+def lead(engine: Engine, tokens: Sequence[int], cold: Answer, warm: Answer) -> float:
+    """By how many nats the engine, without a transfer, prefers its token where the two answers part."""
+    at = next(n for n, (one, other) in enumerate(zip(cold.tokens, warm.tokens, strict=False)) if one != other)
+    expected = engine.top_logprobs((*tokens, *cold.tokens[:at]), None)
+    return expected[cold.tokens[at]] - expected[warm.tokens[at]]
+
+
 @pytest.mark.parametrize(("sender", "receiver"), PAIRS)
 def test_a_kv_transfer_changes_no_answer_and_leaves_one_token(
     sender: str, receiver: str, engines: dict[str, Engine]
@@ -73,7 +82,7 @@ def test_a_kv_transfer_changes_no_answer_and_leaves_one_token(
         assert warm.evaluated_tokens == 1, length
         # Where engines differ without any transfer, the model is undecided, and rounding decides
         if engines[sender].decode(tokens, None, GREEDY).text == cold.text:
-            assert warm.text == cold.text, length
+            assert warm.text == cold.text or lead(engines[receiver], tokens, cold, warm) < MARGIN, length
             decided += 1
     assert decided >= len(LENGTHS) - 2
 
@@ -128,7 +137,7 @@ def test_a_prefill_goes_on_from_a_stored_prefix_and_its_window(
 def test_a_cache_that_ends_where_the_prompt_does_is_not_gone_on_from(engines: dict[str, Engine]) -> None:
     # Its window lacks the row that the last token looks back at, and vLLM computes that one again
     cache = prefilled(engines["vllm"], prompt(97))
-    with pytest.raises(KVTransferFailed, match="covers 96 tokens of 96"):
+    with pytest.raises(KVTransferFailed, match="covers 96 of the prompt's 96 tokens"):
         engines["vllm"].prefill(prompt(97)[:-1], lambda record: None, 96, cache)
 
 
