@@ -187,7 +187,7 @@ def test_after_a_click_on_a_toggle_enter_does_what_the_blue_button_says(browser:
     assert browser.evaluate(focus) == "SUMMARY"
     press(browser, "Escape")
     assert browser.evaluate("document.activeElement.className") == "kv"
-    press(browser, "Enter")
+    press(browser, "…", "Enter")
     [accepted] = wait_until_kept(browser, folder, 1)
     assert accepted.criterion_id is None
 
