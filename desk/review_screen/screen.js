@@ -617,7 +617,7 @@ class Screen {
     const names = open.join(", ");
     const before = `If you save now, ${names} ${open.length > 1 ? "have" : "has"} no decision and the grade stays blank${mayAccept ? "; press a to save this and accept the rest" : ""}.`;
     const blank = !open.length ? "" : isSaved ? ` Still to decide, and until then the grade is blank: ${names}.` : ` ${before}`;
-    return blank + misfitWords(state, (id) => (id === SUMMARY || changes[id]) && (isSaved || id !== this.active)); // the open row already says so
+    return blank + misfitWords(state, (id) => (isSaved && id === SUMMARY) || (changes[id] && (isSaved || id !== this.active))); // the rows say it before
   }
 
   /** What stays undecided if the changes are saved: the titles of criteria, and perhaps "the work as a whole". */
@@ -1502,7 +1502,7 @@ const misfitWords = (state, counts = () => true) => {
   const titles = titlesOf(state.criteria.filter((each) => isMisfit(each) && counts(each.id)));
   const isSummary = isForOtherPoints(state) && counts(SUMMARY);
   const texts = [...(titles ? [`feedback on ${titles}`] : []), ...(isSummary ? ["the summary"] : [])];
-  return texts.length ? ` Written for other points: ${texts.join("; ")}.` : "";
+  return texts.length ? ` For other points: ${texts.join("; ")}.` : "";
 };
 
 /** Why a grade can't be accepted as it stands; "" if it can. */

@@ -406,7 +406,7 @@ def test_feedback_that_was_written_for_other_points_is_said_to_be_and_left_out_b
     press(browser, "3", "…", "Enter")
     # Of the last one: there is nothing to go back from, and nothing is left to do.
     browser.wait_for(
-        "Written for other points: feedback on It runs; the summary. "
+        "For other points: feedback on It runs; the summary. "
         "There is none after this one, and none needs you any more."
     )
     assert wait_until_kept(browser, folder, 2)[1].feedback == "Fine."
@@ -425,10 +425,10 @@ def test_a_summary_that_was_written_for_other_points_is_said_to_be_and_left_out_
     state = "document.querySelector('.kv-head .state').innerText"
     assert browser.evaluate(state) == "Not saved yet."
     press(browser, "…", "Enter")
-    browser.wait_for("Saved: student0_100_1_homework.py. Written for other points: the summary.")
+    browser.wait_for("Saved: student0_100_1_homework.py. For other points: the summary.")
     wait_until_kept(browser, folder, 1)
     wait_until(
-        lambda: browser.evaluate(state) == "The grade is final. Written for other points: the summary.",
+        lambda: browser.evaluate(state) == "The grade is final. For other points: the summary.",
         "the mark is not denied",
         PATIENCE_S,
     )
@@ -763,7 +763,7 @@ def test_what_saving_leaves_open_is_said_before_it_is_saved(browser: Browser, de
     browser.wait_for("Final points – / 5; 3 once all is decided")
     browser.wait_for("This feedback was written for 2 of 3; you gave 1.")
     press(browser, "ArrowDown")
-    browser.wait_for("Written for other points: feedback on It runs; the summary.")
+    browser.wait_for("For other points: feedback on It runs.")
     press(browser, "1", "x")
     browser.wait_for("Final points 2 / 5")
     browser.wait_gone("If you save now")
