@@ -406,8 +406,7 @@ def test_feedback_that_was_written_for_other_points_is_said_to_be_and_left_out_b
     press(browser, "3", "…", "Enter")
     # Of the last one: there is nothing to go back from, and nothing is left to do.
     browser.wait_for(
-        "For other points: feedback on It runs; the summary. "
-        "There is none after this one, and none needs you any more."
+        "For other points: feedback on It runs; the summary. There is none after this one, and none needs you any more."
     )
     assert wait_until_kept(browser, folder, 2)[1].feedback == "Fine."
     browser.wait_for("This feedback was written for 2 of 3; it is now 3.")
