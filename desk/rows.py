@@ -14,7 +14,7 @@ from grading.export.requests import Request, read_requests
 from grading.points import criterion_points
 from grading.report.grades import outcome_of
 from grading.reviews import ROUND_REASON
-from producers.words import plural
+from producers.words import plural, shorten_names
 
 Order = Literal["name", "points, lowest first", "points, highest first", "needs review first"]
 ORDERS: tuple[Order, ...] = get_args(Order)
@@ -121,8 +121,8 @@ def what_goes_out(finals: Iterable[FinalGrade], overrides_by_item: Mapping[str, 
         for standing in [overrides_by_item.get(final.grade.item_id, {})]
         if final.is_reviewed
     )
-    misfits = sum(
-        None not in (points, old_points) and points != old_points and text.strip() == old_text.strip() != ""
+    misfits = [
+        final.grade.display_name
         for final in given_grades
         for points, old_points, text, old_text in [
             (final.earned_points, final.grade.points, final.summary, final.grade.summary),
@@ -131,16 +131,24 @@ def what_goes_out(finals: Iterable[FinalGrade], overrides_by_item: Mapping[str, 
                 for item, original in zip(final.criteria, final.grade.criteria, strict=True)
             ),
         ]
-    )
+        if None not in (points, old_points) and points != old_points and text.strip() == old_text.strip() != ""
+    ]
     empty_count = sum(
         final.grade.state == "empty" and not overrides_by_item.get(final.grade.item_id) for final in given_grades
     )
-    texts = plural(misfits, "feedback text", "was", "were")
+    texts = plural(len(misfits), "feedback text", "was", "were")
     return [
         f"{plural(len(given_grades), 'grade')} in this file: {decided_count} that a person has decided on, "
         f"{len(given_grades) - decided_count - empty_count} on the model's points alone"
         + (f", {empty_count} with nothing handed in." if empty_count else "."),
-        *([f"{texts} written for other points than those given now. Review shows which."] if misfits else []),
+        *(
+            [
+                f"{texts} written for other points than those given now: "
+                f"{shorten_names(list(dict.fromkeys(misfits)), 10)}. Review marks them with ⚑."
+            ]
+            if misfits
+            else []
+        ),
     ]
 
 

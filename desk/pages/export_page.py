@@ -45,8 +45,7 @@ def show_export_page(desk: Desk, folder: Path) -> None:
     export_format = formats[
         str(st.selectbox("As", list(formats), key=f"export kind {folder}", persist_state="session"))
     ]
-    if view.rubric and view.rubric.late:
-        _times(folder, view)
+    _times(folder, view)
     choices: Choices | None = None
     with show_errors():
         choices = export_format.choices_from(
@@ -54,6 +53,8 @@ def show_export_page(desk: Desk, folder: Path) -> None:
         )
     asked = (folder, export_format.name, include_unreviewed, choices)
     st.html(_UNSAVED_HTML.replace("BATCH", browser_key(folder)), unsafe_allow_javascript=True)
+    if choices is None:
+        st.caption("*Make the file* waits for the file, or the choice, that is asked for above.")
     # The button is disabled until the upload has arrived. A quick click would otherwise get the error that nothing was
     # uploaded.
     if st.button("Make the file", type="primary", disabled=choices is None) and choices is not None:
@@ -84,12 +85,14 @@ def show_export_page(desk: Desk, folder: Path) -> None:
             held_ids = export_file.held_ids
             held_grades = [final for final in grades if held_ids is None or final.grade.id in held_ids]
             for sentence in what_goes_out(held_grades, desk.rows(folder)[2]):
-                st.write(sentence)
+                st.write(escape_markdown(sentence))
         _offer(folder, export_file, since)
 
 
 def _times(folder: Path, view: BatchView) -> None:
-    upload: Any = st.file_uploader("Times of submission (CSV: submission or student_id, submitted_at)", ["csv"])
+    """Ask when the work was handed in, if points are taken off for lateness."""
+    label = "Times of submission (CSV: submission or student_id, submitted_at)"
+    upload: Any = view.rubric and view.rubric.late and st.file_uploader(label, ["csv"])
     if upload:
         with show_errors():
             graded_class = graded_class_of(view)
@@ -119,7 +122,7 @@ def _offer(folder: Path, file: ExportFile, since: SinceLast | None) -> None:
 def _list_blank(blanks: Sequence[LeftBlank]) -> None:
     """Name those that get no grade: as far as the class tells before the file is made, then as the file says."""
     if blanks:
-        st.warning(f"Left blank, never 0: {plural(len(blanks), 'submission')}")
+        st.warning(f"Without a grade, and left blank: {plural(len(blanks), 'submission')}")
         _show_lines([shorten(f"{blank.submission}: {blank.reason}", 200, placeholder=" …") for blank in blanks])
 
 
@@ -146,6 +149,10 @@ class _PageForm:
         return str(st.radio(label, choices, horizontal=True))
 
     def column(self, label: str, columns: Sequence[str], suggestion: str | None) -> str | None:
-        index = columns.index(suggestion) if suggestion is not None else None
-        choice: str | None = st.selectbox(label, columns, index=index, placeholder="Choose the column")
+        choice: str | None = st.selectbox(
+            label,
+            columns,
+            index=None if suggestion is None else columns.index(suggestion),
+            placeholder="Choose the column",
+        )
         return choice

@@ -145,7 +145,11 @@ def _show_decisions(
         last, points = decisions[0], show_points(decisions[0].points) or "points unchanged"
         with st.container(horizontal=True, vertical_alignment="center"):
             st.markdown(
-                escape_markdown(f"{plural(len(decisions), 'answer')}: {points} — {last.reason}; by {last.reviewer}")
+                escape_markdown(
+                    f"{plural(len(decisions), 'answer')}, by "
+                    f"{shorten_names([names.get(each.item_id, each.item_id[:8]) for each in decisions], 2)}: "
+                    f"{points} — {last.reason}; decided by {last.reviewer}"
+                )
             )
             undo = partial(
                 _act,

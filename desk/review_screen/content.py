@@ -202,16 +202,15 @@ def phrases_of(rows: Iterable[Row], overrides_by_item: Mapping[str, Overrides]) 
 def same_comments(
     rows: Iterable[Row], overrides_by_item: Mapping[str, Overrides], criterion_id: str, text: str, reviewer: str
 ) -> list[list[str]]:
-    """Return [item id, version, who decided] of each submission with this text; "" if nobody, or `reviewer`, decided.
+    """Return [item id, version, who decided] of each submission with this text for this criterion.
 
-    `criterion_id` is "" for the summary.
+    The last is "" if nobody, or `reviewer`, has decided.
     """
     places = []
     for row in rows:
         standing = overrides_by_item.get(row.final.grade.item_id, {})
-        texts = {"": row.final.summary} | {item.id: item.feedback for item in row.final.criteria}
-        if texts.get(criterion_id) == text:
-            override = standing.get(criterion_id or None)
+        if any(item.id == criterion_id and item.feedback == text for item in row.final.criteria):
+            override = standing.get(criterion_id)
             name = override.reviewer or "somebody" if override and override.reviewer != reviewer else ""
             places.append([row.final.grade.item_id, version_seen(row, standing), name])
     return places

@@ -9,9 +9,12 @@
 // one script, work.js first.
 
 const ON_ITS_WAY = "The grade is on its way.";
+const ONCE_MORE = "Nothing is changed here: once more accepts it as it is.";
 const SUMMARY = "";
 const REQUESTS = " requests";
 const MORE = " more";
+const REMOVED = "removed";
+const SHARED_ACCOUNTS = ["root", "admin", "administrator", "ubuntu", "user", "pi"]; // no person's name
 const PAUSE_MS = 600; // after a pause of this length, a typed number is complete
 const SEND_MS = 25; // a message is sent after this delay, so that it covers several keys
 const RETRY_MS = [3000, 6000, 12000];
@@ -37,7 +40,7 @@ const KEYS = [
   ["r", "another reason for the change, from the list"],
   ["c", "a comment that was used before, or that the model wrote often, from the list"],
   ["e", "write the comment: typing replaces the old one; Shift Enter is a new line"],
-  ["y n", "where a changed comment is on other submissions too: change it there, or leave it"],
+  ["y n", "where a changed comment is on other submissions too: change it on those that are ticked, or leave it"],
   ["x", "leave the feedback out"],
   ["z", "discard what is not saved, or undo the last save; asks first if you have gone elsewhere since"],
   ["g", "the next submission that needs a person"],
@@ -45,7 +48,7 @@ const KEYS = [
   ["s", "choose which submissions are shown"],
   ["/", "find a submission"],
   ["Space", "scroll the work; with Shift, back"],
-  ["Esc", "leave the field, or close the list"],
+  ["Esc", "leave the field or the button, or close the list"],
   ["Ctrl Enter", "save and go on, from a field as well"],
   ["?", "this list"],
 ];
@@ -243,18 +246,19 @@ class Screen {
 
   /**
    * Take the list of other submissions that have the comment that was changed here. The change is offered for each of
-   * them on which nobody else has decided.
+   * them on which nobody else has decided. None is ticked at first, because the new comment possibly suits one student.
    */
   takeSame(of, places) {
     if (!this.same || this.same.places || of[0] !== this.same.id || of[1] !== this.same.from) return;
     const others = places.filter(([item]) => item !== this.same.item);
-    this.same = others.length ? { ...this.same, places: others, left: new Set() } : null;
+    this.same = others.length ? { ...this.same, places: others, ticked: new Set() } : null;
   }
 
   changeSame() {
-    const free = this.same?.places?.filter(([item, , who]) => !who && !this.same.left.has(item)) || [];
-    if (!free.length && this.same?.left?.size) return this.say("None is ticked: n leaves the comment on all of them.");
-    if (!free.length) return this.say("There is no comment to change on other submissions.");
+    if (!this.same?.places) return this.say("There is no comment to change on other submissions.");
+    const free = this.same.places.filter(([item]) => this.same.ticked.has(item));
+    if (!free.length) return this.say("None is ticked: tick those that get the new comment, or press n.");
+    if (this.asksName()) return;
     const { id, to, reason } = this.same;
     const group = `${this.sender} ${this.acted}`;
     for (const [item, version] of free) {
@@ -464,6 +468,11 @@ class Screen {
     this.extendQueue();
   }
 
+  /** Once something is changed or the page is left, Enter accepts nothing "as it is" any more. */
+  endQuestion() {
+    if (this.status === ONCE_MORE) this.status = "";
+  }
+
   say(words) {
     this.status = words;
     this.renderFoot();
@@ -516,6 +525,7 @@ class Screen {
     const draft = this.drafts[this.shown] || { version: base.version, seen: base.decisions, changes: {} };
     const change = { ...draft.changes[id], ...fields };
     this.changedAt = performance.now();
+    this.endQuestion();
     const isSame = (name, saved) => change[name] === undefined || change[name] === saved;
     const savedFeedback = id === SUMMARY ? state.saved.summary : state.saved.feedback[id];
     const settlesDoubt = change.points !== undefined && this.data.people[this.shown]?.criteria.includes(id);
@@ -541,7 +551,9 @@ class Screen {
     const lists = this.data.phrases.reasons[id] || this.data.phrases.reasons[SUMMARY];
     const model = this.cache.get(this.shown)?.criteria.find((criterion) => criterion.id === id)?.model;
     const points = change?.points;
-    if (points === undefined || (points === model && change.feedback !== undefined)) return lists.reworded;
+    const reworded = lists.reworded.filter((reason) => reason !== REMOVED);
+    const isRemoved = change?.feedback?.trim() === "";
+    if (points === undefined || (points === model && change.feedback !== undefined)) return isRemoved ? [REMOVED, ...reworded.slice(0, 8)] : reworded;
     return points === model ? lists.confirmed : model !== null && points < model ? lists.lowered : lists.raised;
   }
 
@@ -567,14 +579,16 @@ class Screen {
     const accepts = acceptsRest || !isChanged;
     const problem = this.whyNot(isChanged, accepts);
     if (problem) return this.say(problem);
+    if (this.asksName()) return;
     const before = this.state().saved;
     for (const [id, { feedback, points, reason }] of Object.entries(changes)) {
-      const from = id === SUMMARY ? before.summary : before.feedback[id];
-      // If the points are changed too, the comment is not offered elsewhere, because it belongs to the new points.
+      const from = before.feedback[id];
+      // If the points are changed too, the comment is not offered elsewhere, because it belongs to the new points. A
+      // summary is not offered either, because it speaks of one student's work.
       if (feedback && from && feedback !== from && points === undefined) this.same = { id, from, to: feedback, reason, item: this.shown };
     }
     const isLast = !this.ahead(1).length;
-    const left = isChanged ? this.unfinished(isLast ? "on it" : "there", accepts) : "";
+    const left = isChanged ? this.unfinished(true, accepts) : "";
     const seen = draft && { version: draft.version, seen: draft.seen };
     const act = this.act(accepts ? "accept" : "decide", { item_id: this.shown, changes, ...seen });
     this.remember(act, before, { next: this.ahead(1)[0] });
@@ -591,19 +605,19 @@ class Screen {
     if (state.isBlank) return ON_ITS_WAY;
     if (accepts && whyNotAccepted(state)) return whyNotAccepted(state);
     const isGlance = performance.now() - this.enteredAt < GLANCE_MS && !(this.changedAt > this.enteredAt);
-    return !isGlance ? "" : isChanged ? "This was changed before: once more saves it." : "Nothing is changed here: once more accepts it as it is.";
+    return !isGlance ? "" : isChanged ? "This was changed before: once more saves it." : ONCE_MORE;
   }
 
   /** What is still unfinished on this submission if the draft is saved, in sentences. Shown before and after saving. */
-  unfinished(place, accepts = false) {
+  unfinished(isSaved, accepts = false) {
     const { changes } = this.drafts[this.shown];
-    const { criteria } = this.state();
+    const state = this.state();
     const open = accepts ? [] : this.stillOpen();
-    const isSeen = ({ id }) => place === "here" && id === this.active; // the open row already says so
-    const titles = titlesOf(criteria.filter((each) => changes[each.id] && isMisfit(each) && !isSeen(each)));
-    const mayAccept = place === "here" && criteria.every(({ points }) => points !== null);
-    const blank = open.length ? ` Still to decide ${place}, or blank: ${open.join(", ")}${mayAccept ? "; press a to save this and accept the rest" : ""}.` : "";
-    return blank + (titles ? ` Feedback on ${titles} is for other points.` : "");
+    const mayAccept = !isSaved && state.criteria.every(({ points }) => points !== null);
+    const names = open.join(", ");
+    const before = `If you save now, ${names} ${open.length > 1 ? "have" : "has"} no decision and the grade stays blank${mayAccept ? "; press a to save this and accept the rest" : ""}.`;
+    const blank = !open.length ? "" : isSaved ? ` Still to decide, and until then the grade is blank: ${names}.` : ` ${before}`;
+    return blank + misfitWords(state, (id) => (isSaved && id === SUMMARY) || (changes[id] && (isSaved || id !== this.active))); // the rows say it before
   }
 
   /** What stays undecided if the changes are saved: the titles of criteria, and perhaps "the work as a whole". */
@@ -626,7 +640,8 @@ class Screen {
   leave(status) {
     const [id] = this.ahead(1);
     if (id) return this.go(id, status);
-    this.status = `${status} There is none after this one${this.waiting().length ? "; g goes to the next that needs you" : ", and none needs you any more"}.`;
+    const rest = this.waiting().length ? "; g goes to the next that needs you" : this.stillOpen().length ? "; only this one still needs you" : ", and none needs you any more";
+    this.status = `${status} There is none after this one${rest}.`;
     this.enteredAt = performance.now(); // so that a key that is pressed twice decides only once
     this.render();
     this.later();
@@ -784,8 +799,8 @@ class Screen {
     if (!this.root?.isConnected) return;
     // After a click with the mouse, the clicked control loses the focus, so that the screen receives the keys. `detail`
     // is 0 if the keyboard caused the click. Then the control keeps the focus.
-    const section = event.detail && event.target.closest?.("[data-testid=stSidebar] label, .kv button");
-    if (section) setTimeout(() => document.activeElement?.matches("input[type=radio], .kv button") && document.activeElement.blur(), 50);
+    const section = event.detail && event.target.closest?.("[data-testid=stSidebar] label, .kv button, .kv summary");
+    if (section) setTimeout(() => document.activeElement?.matches("input[type=radio], .kv button, .kv summary") && document.activeElement.blur(), 50);
   }
 
   onKey(event) {
@@ -842,6 +857,7 @@ class Screen {
       k: () => this.move(-1),
       s: () => this.listQueues(),
       "/": () => this.find(),
+      Escape: () => this.root.contains(document.activeElement) && this.root.focus({ preventScroll: true }),
       "?": () => this.help(),
     };
   }
@@ -947,7 +963,7 @@ class Screen {
 
   help() {
     const reviewers = Object.entries(this.data.reviewers).map(([name, count]) => `${name} ${count}`).join(", ");
-    this.overlay("Keys", make("p", {}, RULE), make("dl", { class: "kv-keys" }, ...KEYS.flatMap(([key, words]) => [make("dt", {}, key), make("dd", {}, words)])),
+    this.overlay("Keys", make("p", {}, RULE), make("dl", { class: "kv-keys" }, ...KEYS.map(([key, words]) => make("div", {}, make("dt", {}, key), make("dd", {}, words)))),
       reviewers ? make("p", { class: "kv-faint" }, `Submissions decided on: ${reviewers}.`) : "");
   }
 
@@ -977,7 +993,9 @@ class Screen {
     const find = (name) => root.querySelector(`.kv-${name}`);
     for (const name of ["who", "place", "alert", "work", "grade", "spoken", "over"]) this[name] = find(name);
     this.workKey = this.drawn = "";
+    this.endQuestion();
     this.yourName = this.data.name;
+    this.account = SHARED_ACCOUNTS.includes(this.data.account.toLowerCase()) ? "" : this.data.account;
     const actions = { save: "save", undo: "undo", find: "find", help: "help", needs: "goToWaiting" };
     for (const [name, method] of Object.entries(actions)) find(name).addEventListener("click", () => this[method]());
     find("view").addEventListener("click", ({ target }) =>
@@ -988,7 +1006,7 @@ class Screen {
     this.fields = { show: find("show"), order: find("order"), share: find("share"), blind: find("blind"), name: find("name") };
     const option = (value, words) => make("option", { value }, words);
     this.fields.show.append(...Object.keys(this.data.queues).map((name) => option(name, name)));
-    this.fields.order.append(option("", "student by student"), ...this.data.criteria.map(({ id }) => option(id, `only ${id}`)));
+    this.fields.order.append(option("", "student by student"), ...this.data.criteria.map(({ id, title }) => option(id, `only ${title}`)));
     this.fields.share.append(option("", "the whole class"));
     for (let total = 2; total <= SHARES; total++)
       for (let number = 1; number <= total; number++) this.fields.share.append(option(`${number}/${total}`, `part ${number} of ${total}`));
@@ -998,11 +1016,11 @@ class Screen {
     this.fields.order.addEventListener("change", () => this.choose({ order: this.fields.order.value }));
     this.fields.share.addEventListener("change", () => this.choose({ share: this.fields.share.value }));
     this.fields.blind.addEventListener("change", () => this.choose({ blind: this.fields.blind.checked }));
-    this.fields.name.value = this.yourName || this.data.account; // the name that is recorded with each decision
-    this.fields.name.placeholder = this.data.account;
+    this.fields.name.value = this.yourName || this.account; // the name that is recorded with each decision
+    this.fields.name.placeholder = this.account;
     this.fields.name.addEventListener("input", () => this.takeName());
     // The account's name is only the default. A click selects it, so that typing replaces it.
-    this.fields.name.addEventListener("click", ({ target }) => target.value === this.data.account && target.select());
+    this.fields.name.addEventListener("click", ({ target }) => target.value === this.account && target.select());
     this.keepName();
     if (document.activeElement?.type === "radio") document.activeElement.blur();
     // Text is kept at each key press, but the rows are redrawn only when the focus leaves the field.
@@ -1018,6 +1036,15 @@ class Screen {
     this.yourName = this.fields.name.value.trim().replace(/\s+/g, " ");
     this.keepName();
     this.later();
+  }
+
+  /** Ask for the name that decisions carry, if nobody has given one and the account's is no person's. */
+  asksName() {
+    if (this.yourName || this.account) return false;
+    this.root.querySelector(".kv-bar").classList.add("kv-all"); // on a narrow screen, the field is behind View
+    this.fields.name.focus();
+    this.say("Write your name first: it is written beside your decisions. Enter ends it. Nothing is lost.");
+    return true;
   }
 
   keepName() {
@@ -1073,7 +1100,8 @@ class Screen {
     const isQueued = new Set(queues[this.show]);
     const others = this.queue.filter((id) => !isQueued.has(id)).length; // already decided on, or opened by a link
     const what = this.show + (others ? `: ${this.queue.length - others}, others: ${others}` : "");
-    const shown = [what, this.settings.order && `only ${this.settings.order}`].filter(Boolean).join(", ");
+    const only = this.data.criteria.find(({ id }) => id === this.settings.order);
+    const shown = [what, only && `only ${only.title}`].filter(Boolean).join(", ");
     this.place.replaceChildren(`${this.queue.indexOf(this.shown) + 1} of ${this.queue.length} shown (${shown}`,
       make("span", { class: "kv-wide" }, order), `) · in the class: ${this.data.standing}${share}`);
     this.fields.show.value = this.show;
@@ -1099,32 +1127,35 @@ class Screen {
     if (others.length)
       alerts.push(make("div", {}, "Not saved yet: ", ...others.slice(0, 5).map((id) =>
         make("button", { type: "button", onclick: () => this.go(id) }, this.name(id)))));
-    const words = alerts.map((alert) => alert.textContent).join("\n") + this.shown;
+    const ticks = this.same?.ticked ? [...this.same.ticked] : [];
+    const words = [...alerts.map((alert) => alert.textContent), ...ticks, this.shown].join("\n");
     if (words === this.alertWords && this.alert.childElementCount === alerts.length) return;
     this.alertWords = words;
     this.alert.replaceChildren(...alerts);
   }
 
   sameAlert() {
-    const { from, to, item: changed, places, left } = this.same;
+    const { from, to, item: changed, places, ticked } = this.same;
     const free = places.filter(([, , who]) => !who);
     const theirs = places.filter(([, , who]) => who).map(([item, , who]) => `${this.name(item)} (${who})`);
     const button = (words, key, action) =>
       make("button", { type: "button", onclick: action }, make("span", {}, words), " ", make("kbd", {}, key));
     const others = places.length === 1 ? "1 other submission has" : `${places.length} other submissions have`;
     const clip = (text) => (text.length > 60 ? `${text.slice(0, 57).trimEnd()} …` : text);
-    const count = free.length - left.size;
-    const where = theirs.length || left.size ? `${count} of them` : places.length === 1 ? "it" : `all ${places.length}`;
     const tick = (item, isTicked) => {
-      left[isTicked ? "delete" : "add"](item);
+      ticked[isTicked ? "add" : "delete"](item);
       this.renderAlert();
       this.alert.querySelector(`[data-key="same ${item}"]`)?.focus();
     };
     const boxes = free.map(([item]) => make("label", { class: "kv-choice" },
-      make("input", { type: "checkbox", "data-key": `same ${item}`, checked: !left.has(item), onchange: ({ target }) => tick(item, target.checked) }), this.name(item)));
-    const names = boxes.length > 1 ? [make("div", { class: "kv-line" }, ...boxes)] : free.map(([item]) => `${this.name(item)}. `);
-    return make("div", {}, `For ${this.name(changed)} you changed “${clip(from)}” to “${clip(to)}”. ${others} the old comment${free.length ? ": " : ". "}`, ...names,
-      ...(free.length ? [button(`Change it on ${where}`, "Y", () => this.changeSame()), " "] : []),
+      make("input", { type: "checkbox", "data-key": `same ${item}`, checked: ticked.has(item), onchange: ({ target }) => tick(item, target.checked) }), this.name(item)));
+    const tickAll = () => {
+      for (const [item] of free) ticked.add(item);
+      this.renderAlert();
+    };
+    const all = boxes.length > 1 ? [make("button", { type: "button", onclick: tickAll }, "Tick all"), " "] : [];
+    return make("div", {}, `For ${this.name(changed)} you changed “${clip(from)}” to “${clip(to)}”. ${others} the old comment${free.length ? ": " : ". "}`,
+      ...(free.length ? [make("div", { class: "kv-line" }, ...boxes), ...all, button(`Change it on ${ticked.size} of ${places.length}`, "Y", () => this.changeSame()), " "] : []),
       button("Leave it there", "N", () => this.leaveSame()),
       theirs.length ? ` Decided by others, and not changed: ${theirs.slice(0, 9).join("; ")}${theirs.length > 9 ? "; …" : ""}.` : "");
   }
@@ -1253,13 +1284,15 @@ class Screen {
     const total = isMoved && state.whole === null ? show(sumOf(state.criteria)) : state.points || "–";
     const isOpen = isMoved && total !== "–" && this.stillOpen().length > 0;
     // All is decided on this page, but the desk's data does not have it yet.
-    const isDone = isMoved && total !== "–" && !isOpen && state.kind === "open";
-    const standing = isDone ? (this.drafts[this.shown] ? "Not saved yet." : "Not confirmed yet.") : state.state;
+    const isDone = isMoved && total !== "–" && !isOpen;
+    const isUnsaved = isDone && !!this.drafts[this.shown];
+    const misfits = state.kind === "settled" ? misfitWords(state) : "";
+    const standing = isUnsaved ? "Not saved yet." : isDone && state.kind === "open" ? "Not confirmed yet." : misfits ? `The grade is final.${misfits}` : state.state;
     return make("div", {},
       make("div", { class: "kv-head" },
         make("strong", {}, isOpen ? `Final points – / ${state.max}; ${total} once all is decided` : `Final points ${total} / ${state.max}`),
         make("span", {}, `By the model ${state.model || "–"}`),
-        make("span", { class: `state state-${state.kind}` }, ...brief(standing))),
+        make("span", { class: `state state-${isUnsaved || misfits ? "open" : state.kind}` }, ...brief(standing))),
       ...(state.penalty ? [make("p", { class: "kv-faint" }, state.penalty)] : []),
       ...(state.reason && !standing.includes(state.reason) ? [make("p", { class: "kv-problem" }, state.reason)] : []),
       ...state.remarks.map((remark) => make("p", { class: "kv-faint" }, ...brief(`remark: ${remark}`))));
@@ -1274,7 +1307,7 @@ class Screen {
     const isDoubtful = this.data.people[this.shown]?.criteria.includes(id) && !change;
     const head = make("button", { type: "button", "aria-expanded": String(isActive), "data-key": `row ${id}`, onclick: () => this.open(id) },
       make("span", { class: "kv-title" }, criterion ? criterion.title : titles[id]),
-      id === SUMMARY && isForOtherPoints(state) ? make("span", { class: "kv-flag", title: "written for other points" }, "⚑", make("span", { class: "kv-wide" }, " for other points")) : "",
+      (id === SUMMARY ? isForOtherPoints(state) : criterion && !isActive && isMisfit(criterion)) ? make("span", { class: "kv-flag", title: "written for other points" }, "⚑", make("span", { class: "kv-wide" }, " for other points")) : "",
       isDoubtful ? make("span", { class: "kv-flag", title: criterion.doubts.join("; ") }, "⚑ open") : "",
       change ? make("span", { class: "kv-changed" }, "not saved") : "",
       criterion ? make("span", { class: "kv-points" }, `${show(criterion.points)} / ${criterion.max}`) : "");
@@ -1368,6 +1401,7 @@ class Screen {
         oninput: ({ target }) => this.setText(key, target.value ? { text: target.value, seen } : undefined) });
       area.value = written?.text || "";
       const send = () => {
+        if (this.asksName()) return;
         this.act("reply", { item_id: this.shown, request_id: id, text: this.texts[key]?.text || "", seen_reply: seen });
         this.later();
       };
@@ -1380,11 +1414,12 @@ class Screen {
     const key = `ask ${this.shown}`;
     const written = this.texts[key] || { about: "", text: "" };
     const about = make("select", { "aria-label": "About", "data-key": "about", onchange: ({ target }) => this.setText(key, { ...this.texts[key], about: target.value }) },
-      make("option", { value: "" }, "the whole grade"), ...state.criteria.map(({ id }) => make("option", { value: id }, id)));
+      make("option", { value: "" }, "the whole grade"), ...state.criteria.map(({ id, title }) => make("option", { value: id }, title)));
     about.value = written.about || "";
     const words = make("textarea", { "aria-label": "The student's words", rows: "2", "data-key": "asked", oninput: ({ target }) => this.setText(key, { ...this.texts[key], text: target.value }) });
     words.value = written.text || "";
     const enter = () => {
+      if (this.asksName()) return;
       const asked = this.texts[key] || {};
       this.act("ask", { item_id: this.shown, criterion_id: asked.about || null, text: asked.text || "" });
       this.later();
@@ -1404,11 +1439,11 @@ class Screen {
   renderFoot() {
     const isUnsaved = !!this.drafts[this.shown];
     const state = this.state();
-    const words = this.status || (isUnsaved ? `Not saved yet.${this.unfinished("here")}` : "");
+    const words = this.status || (isUnsaved ? `Not saved yet.${this.unfinished(false)}` : "");
     const line = this.acts.length ? `${words} ${this.acts.length} not confirmed yet.` : words;
     const button = (name) => this.root.querySelector(`.kv-${name}`);
     if (button("status").textContent !== line) button("status").textContent = line;
-    button("save").firstChild.textContent = isUnsaved ? "Save and next" : "Accept and next";
+    button("save").firstChild.textContent = isUnsaved ? "Save and next" : this.status === ONCE_MORE ? "Accept as it is" : "Accept and next";
     button("save").disabled = !isUnsaved && !!state.isBlank;
     button("save").title = isUnsaved ? "" : whyNotAccepted(state); // a click or the key gives this reason too
     button("save").setAttribute("aria-disabled", String(button("save").title !== ""));
@@ -1460,6 +1495,14 @@ const sumOf = (criteria) => {
 const isForOtherPoints = ({ criteria, whole, model, summary, written }) => {
   const total = whole ?? sumOf(criteria);
   return total !== null && !!model && show(total) !== model && !!written.trim() && summary.trim() === written.trim();
+};
+
+/** Which feedback the student would get with other points, among the rows that `counts` accepts, as a sentence. */
+const misfitWords = (state, counts = () => true) => {
+  const titles = titlesOf(state.criteria.filter((each) => isMisfit(each) && counts(each.id)));
+  const isSummary = isForOtherPoints(state) && counts(SUMMARY);
+  const texts = [...(titles ? [`feedback on ${titles}`] : []), ...(isSummary ? ["the summary"] : [])];
+  return texts.length ? ` For other points: ${texts.join("; ")}.` : "";
 };
 
 /** Why a grade can't be accepted as it stands; "" if it can. */

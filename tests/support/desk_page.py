@@ -27,6 +27,7 @@ from tests.support.processes import ROOT, ModelEntry, command, config_text, envi
 from tests.support.waiting import wait_until
 
 START_S = 60.0
+ACCOUNT = "testperson"  # the login name under which a desk runs: a person's, so that it asks for no other
 UPLOADS = ("Submissions", "Rubric", "Solution", "Template")  # how the file fields of a new assignment begin
 GRADED_S = 200.0
 
@@ -66,6 +67,7 @@ class DeskPage:
         home: Path | None = None,
         environ: dict[str, str] | None = None,
         port: int | None = None,
+        account: str = ACCOUNT,
     ):
         """`folder` takes the log; `home` the assignments. `port`: that of a desk that is gone."""
         folder.mkdir(parents=True, exist_ok=True)
@@ -78,7 +80,7 @@ class DeskPage:
         with self.log.open("wb") as log:
             self._process = subprocess.Popen(
                 command(*words),
-                env=environ or environment(folder),
+                env=(environ or environment(folder)) | {"LOGNAME": account},
                 cwd=ROOT,
                 stdin=subprocess.DEVNULL,
                 stdout=log,

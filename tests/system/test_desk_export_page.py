@@ -119,7 +119,7 @@ def test_canvas_takes_back_the_gradebook_that_the_browser_downloads(
     browser.click("Make the file")
     browser.wait_for("No export of this kind has been given out before.")
     browser.wait_for("1 grade in this file: 1 that a person has decided on, 0 on the model's points alone.")
-    browser.wait_for("1 feedback text was written for other points")
+    browser.wait_for("1 feedback text was written for other points than those given now: brooksidebenno")
     data = made(browser, "canvas-gradebook.csv")
     browser.wait_for("Nothing would differ from the last export of this kind")
     browser.wait_for("Points are compared, not texts.")
@@ -165,8 +165,11 @@ def test_no_column_is_chosen_by_its_place_and_none_that_holds_grades_is_filled_u
     )  # fmt: skip
 
     choose(browser, "Canvas gradebook")
+    waits = "Make the file waits for the file, or the choice, that is asked for above."
+    browser.wait_for(waits)
     browser.upload("Gradebook", gradebook)
     browser.wait_for("Scale the points to Canvas")
+    browser.wait_for(waits)  # for the column
     disabled = "[...document.querySelectorAll('button')].find((b) => b.innerText.includes('Make the file')).disabled"
     assert browser.evaluate(disabled), "nothing is chosen, so nothing can be made"
 

@@ -74,10 +74,10 @@ def test_the_list_of_keys_stays_open_in_the_next_section(browser: Browser, tmp_p
 def test_an_export_names_who_stays_blank_before_it_is_made(browser: Browser, tmp_path: Path) -> None:
     with DeskPage(tmp_path, quick_model(tmp_path)) as desk:
         browser.open(desk.at(graded_assignment(desk, 3, doubtful=[1]), "Export"))
-        browser.wait_for("Left blank, never 0: 1 submission")
+        browser.wait_for("Without a grade, and left blank: 1 submission")
         browser.wait_for("student1_101_1_homework.py: needs review: works: evidence not found")
         browser.click("Include grades that still need review")
-        browser.wait_gone("Left blank")
+        browser.wait_gone("Without a grade")
 
 
 def test_two_uploads_of_one_name_are_refused_and_no_empty_assignment_stays(browser: Browser, tmp_path: Path) -> None:

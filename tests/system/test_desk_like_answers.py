@@ -94,6 +94,8 @@ def test_a_group_is_decided_on_at_once_and_undone_as_one(browser: Browser, desk:
 
     # Those that were not ticked are a group still; what is undone is undone for all of it
     browser.wait_for("3 answers to decide on: 2 in 1 group, 1 like no other")
+    browser.wait_for("4 answers, by ")
+    browser.wait_for(" and 2 others: 3 — ")
     browser.click("Undo")
     browser.wait_for("What stood before stands again.")
     assert read_overrides(folder) == []

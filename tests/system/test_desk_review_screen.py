@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from desk import assignments
-from desk.decisions import account
 from grading.reviews import Override, append_override, read_overrides
 from infra.config.settings import load_settings
 from kvasir.class_run import request_from
 from tests.support.browser import PATIENCE_S, Browser
 from tests.support.desk import answer, plan
 from tests.support.desk_page import (
+    ACCOUNT,
     ON_A_PHONE,
     DeskPage,
     axe_finds,
@@ -147,12 +147,68 @@ def test_enter_with_nothing_changed_leaves_the_grade_as_it_is_but_pressed_twice_
     time.sleep(0.5)  # in which it is read
     press(browser, "Enter", "Enter")
     browser.wait_for("once more accepts it as it is")
+    browser.wait_for("Accept as it is")
     [accepted] = wait_until_kept(browser, folder, 1)
     assert (accepted.criterion_id, accepted.reason) == (None, "looked at, and left as it is")
     assert browser.evaluate("window.kvasirReview.queue.indexOf(window.kvasirReview.shown)") == 1
     time.sleep(0.5)
     press(browser, "Enter")
     wait_until_kept(browser, folder, 2)
+    press(browser, "k", "Enter")
+    browser.wait_for("Accept as it is")
+    press(browser, "k", "…")
+    browser.wait_gone("Accept as it is")
+    browser.wait_gone("once more accepts it as it is")
+    press(browser, "j", "Enter")
+    browser.wait_for("Accept as it is")
+    browser.click("1")
+    browser.wait_for("Save and next")
+    browser.wait_gone("once more accepts it as it is")
+
+
+def test_after_a_click_on_a_toggle_enter_does_what_the_blue_button_says(browser: Browser, desk: DeskPage) -> None:
+    folder = graded_assignment(desk, 1, doubtful=[0])
+    open_review(browser, desk, folder)
+    wait_until(lambda: not browser.evaluate("window.kvasirReview.state().isBlank"), "the grade is there", PATIENCE_S)
+    browser.evaluate("""
+        (function () {
+          const screen = window.kvasirReview, { state } = screen;
+          const long = "⚑ needs review: " + "speaks to the grader ".repeat(30);
+          screen.state = (id) => ({ ...state.call(screen, id), state: long });
+          screen.render();
+        })()""")
+    focus = "document.activeElement.tagName"
+    browser.press("css", ".kv-head summary")
+    wait_until(lambda: browser.evaluate(focus) != "SUMMARY", "the click leaves no focus", PATIENCE_S)
+    assert browser.evaluate("document.querySelector('.kv-head details').open")
+    browser.evaluate("document.querySelector('.kv-head summary').focus(); 0")  # as Tab does
+    press(browser, "Enter")
+    assert read_overrides(folder) == []
+    assert browser.evaluate(focus) == "SUMMARY"
+    press(browser, "Escape")
+    assert browser.evaluate("document.activeElement.className") == "kv"
+    press(browser, "…", "Enter")
+    [accepted] = wait_until_kept(browser, folder, 1)
+    assert accepted.criterion_id is None
+
+
+def test_a_shared_account_is_no_name_so_it_is_asked_for_before_the_first_decision(
+    browser: Browser, tmp_path: Path
+) -> None:
+    config = quick_model(tmp_path)
+    with DeskPage(tmp_path, config, account="root") as desk:
+        folder = graded_assignment(desk, 1)
+        open_review(browser, desk, folder)
+        wait_until_holds(browser, "Feedback on works", "Fine.")
+        assert value(browser, "Your name") == ""
+        press(browser, "1", "…", "Enter")
+        browser.wait_for("Write your name first")
+        assert browser.evaluate("document.activeElement.ariaLabel") == "Your name"
+        assert points_of(browser)["works"] == 1, "nothing is lost"
+        browser.call("Input.insertText", text="Ada")
+        press(browser, "Enter", "…", "Enter")
+        [decided] = wait_until_kept(browser, folder, 1)
+        assert (decided.points, decided.reviewer) == (1, "Ada")
 
 
 def test_a_comment_is_replaced_by_what_is_typed_and_ended_by_enter(browser: Browser, desk: DeskPage) -> None:
@@ -242,7 +298,7 @@ def test_what_has_no_points_is_not_accepted_and_what_to_do_is_said(
         browser.wait_for(said)
         browser.evaluate("window.kvasirReview.say(''); 0")
     press(browser, "1")
-    browser.wait_for("Still to decide here, or blank: It can be read.")
+    browser.wait_for("If you save now, It can be read has no decision and the grade stays blank.")
     assert browser.evaluate(button) == ["false", ""], "what is changed can be saved"
     press(browser, "a")
     browser.wait_for("There are no points to accept for It can be read")
@@ -272,7 +328,7 @@ def test_the_models_points_typed_again_settle_its_doubt(browser: Browser, desk: 
     open_review(browser, desk, folder, "&show=all")
     browser.wait_for("Accept and next")
     press(browser, "2")
-    browser.wait_for("Still to decide here, or blank: It can be read;")
+    browser.wait_for("If you save now, It can be read has no decision and the grade stays blank;")
     wait_until_holds(browser, "Reason for the change", "the model's points are right")
     press(browser, "Enter")
     [decided] = wait_until_kept(browser, folder, 1)
@@ -350,7 +406,7 @@ def test_feedback_that_was_written_for_other_points_is_said_to_be_and_left_out_b
     press(browser, "3", "…", "Enter")
     # Of the last one: there is nothing to go back from, and nothing is left to do.
     browser.wait_for(
-        "Feedback on It runs is for other points. There is none after this one, and none needs you any more."
+        "For other points: feedback on It runs; the summary. There is none after this one, and none needs you any more."
     )
     assert wait_until_kept(browser, folder, 2)[1].feedback == "Fine."
     browser.wait_for("This feedback was written for 2 of 3; it is now 3.")
@@ -363,12 +419,23 @@ def test_a_summary_that_was_written_for_other_points_is_said_to_be_and_left_out_
     open_review(browser, desk, folder)
     wait_until_holds(browser, "Feedback on works", "Fine.")
     assert "for other points" not in browser.text()
-    press(browser, "1")
+    press(browser, "1", "x")
     browser.wait_for("Summary\n⚑ for other points")
+    state = "document.querySelector('.kv-head .state').innerText"
+    assert browser.evaluate(state) == "Not saved yet."
+    press(browser, "…", "Enter")
+    browser.wait_for("Saved: student0_100_1_homework.py. For other points: the summary.")
+    wait_until_kept(browser, folder, 1)
+    wait_until(
+        lambda: browser.evaluate(state) == "The grade is final. For other points: the summary.",
+        "the mark is not denied",
+        PATIENCE_S,
+    )
     press(browser, "ArrowDown", "ArrowDown")
     browser.wait_for("This summary was written for 4 of 5. Edit it, or leave it out.")
     press(browser, "x")
     browser.wait_gone("This summary was written for 4 of 5")
+    wait_until_holds(browser, "Reason for the change", "removed")
     press(browser, "Enter")
     wait_until_kept(browser, folder, 2)
     assert {each.criterion_id: each.feedback for each in read_overrides(folder)}[None] == ""
@@ -514,7 +581,7 @@ def test_find_says_that_there_are_more_and_the_name_field_holds_what_is_written(
     browser: Browser, desk: DeskPage
 ) -> None:
     open_review(browser, desk, graded_assignment(desk, 11))
-    assert value(browser, "Your name") == account()
+    assert value(browser, "Your name") == ACCOUNT
     press(browser, "/")
     browser.wait_for("2 more: type a part of the name.")
     browser.call("Input.insertText", text="student1")
@@ -689,15 +756,27 @@ def test_what_saving_leaves_open_is_said_before_it_is_saved(browser: Browser, de
     browser.wait_for("Accept and next")
     press(browser, "1")
     browser.wait_for("Save and next")
-    browser.wait_for("Still to decide here, or blank: It can be read; press a to save this and accept the rest.")
+    browser.wait_for(
+        "It can be read has no decision and the grade stays blank; press a to save this and accept the rest."
+    )
     browser.wait_for("Final points – / 5; 3 once all is decided")
     browser.wait_for("This feedback was written for 2 of 3; you gave 1.")
     press(browser, "ArrowDown")
-    browser.wait_for("Feedback on It runs is for other points.")
+    browser.wait_for("For other points: feedback on It runs.")
     press(browser, "1", "x")
     browser.wait_for("Final points 2 / 5")
-    browser.wait_gone("Still to decide")
+    browser.wait_gone("If you save now")
     assert read_overrides(folder) == []
+
+
+def test_what_the_last_one_still_needs_is_said_after_it_is_saved(browser: Browser, desk: DeskPage) -> None:
+    folder = graded_assignment(desk, 1, doubtful=[0])
+    open_review(browser, desk, folder)
+    browser.wait_for("Accept and next")
+    press(browser, "1", "x", "…", "Enter")
+    browser.wait_for("Still to decide, and until then the grade is blank: It can be read.")
+    browser.wait_for("There is none after this one; only this one still needs you.")
+    wait_until_kept(browser, folder, 1)
 
 
 def test_a_pressed_twice_decides_on_one_submission(browser: Browser, desk: DeskPage) -> None:
@@ -749,7 +828,8 @@ def test_a_comment_is_reused_and_changed_wherever_it_is_ones_own(browser: Browse
     browser.click("Save and next")
     browser.wait_for("For student0_100_1_homework.py you changed “It runs.” to “It runs, and it is short.”.")
     browser.wait_for("Decided by others, and not changed: student3_103_1_homework.py (Bob)")
-    browser.wait_for("Change it on 1 of them")
+    browser.press("css", '.kv-alert input[type="checkbox"]')
+    browser.wait_for("Change it on 1 of 2")
     press(browser, "y")
     browser.wait_for("The comment is changed on 1 more.")
     wait_until_kept(browser, folder, 5)
@@ -785,11 +865,13 @@ def test_one_key_takes_back_a_comment_on_all_submissions_where_one_key_changed_i
     browser.wait_for("(len(values) + 0)")
     browser.fill("Feedback on works", "It runs, and it is short.")
     browser.click("Save and next")
-    browser.wait_for("Change it on all 3")
+    browser.wait_for("Change it on 0 of 3")
+    browser.click("Tick all")
+    browser.wait_for("Change it on 3 of 3")
     browser.press("css", f'.kv-alert [data-key="same {items[2]}"]')
-    browser.wait_for("Change it on 2 of them")
+    browser.wait_for("Change it on 2 of 3")
     press(browser, " ")
-    browser.wait_for("Change it on all 3")
+    browser.wait_for("Change it on 3 of 3")
     press(browser, "y")
     browser.wait_for("The comment is changed on 3 more.")
 
@@ -816,11 +898,11 @@ def test_a_comment_is_changed_only_where_it_is_ticked(browser: Browser, desk: De
     browser.wait_for("(len(values) + 0)")
     browser.fill("Feedback on works", "It runs, and it is short.")
     browser.click("Save and next")
-    for item in items[1:]:
-        browser.press("css", f'.kv-alert [data-key="same {item}"]')
-    browser.wait_for("Change it on 0 of them")
+    browser.wait_for("Change it on 0 of 3")
     press(browser, "y")
-    browser.wait_for("None is ticked: n leaves the comment on all of them.")
+    browser.wait_for("None is ticked: tick those that get the new comment, or press n.")
+    widest = "Math.max(...[...document.querySelectorAll('.kv-alert input')].map((box) => box.offsetWidth))"
+    assert browser.evaluate(widest) < 30, "each box stands beside its name"
     browser.press("css", f'.kv-alert [data-key="same {items[2]}"]')
     press(browser, "y")
     browser.wait_for("The comment is changed on 1 more.")
@@ -829,11 +911,25 @@ def test_a_comment_is_changed_only_where_it_is_ticked(browser: Browser, desk: De
     assert [standing[item] for item in items] == ["It runs, and it is short.", "It runs."] * 2
 
 
+def test_a_summary_is_never_offered_for_other_submissions(browser: Browser, desk: DeskPage) -> None:
+    folder = graded_assignment(desk, 3)
+    open_review(browser, desk, folder)
+    wait_until_holds(browser, "Feedback on works", "Fine.")
+    press(browser, "ArrowDown", "ArrowDown")
+    browser.fill("Summary", "You forgot the empty list.")
+    browser.click("Save and next")
+    [decided] = wait_until_kept(browser, folder, 1)
+    assert (decided.criterion_id, decided.feedback) == (None, "You forgot the empty list.")
+    assert browser.evaluate("window.kvasirReview.same ?? null") is None
+
+
 def test_one_criterion_is_gone_through_without_names_and_in_shares(browser: Browser, desk: DeskPage) -> None:
     folder = graded_assignment(desk, 7)
     open_review(browser, desk, folder, "&show=all")
     browser.evaluate("window.kvasirReview.choose({order: 'clear', share: '2/3', blind: true}); 0")
     assert browser.evaluate("window.kvasirReview.queue.length") == 2, "a third of seven"
+    chosen = "document.querySelector('.kv-order').selectedOptions[0].textContent"
+    assert browser.evaluate(chosen) == "only It can be read"
     assert "student" not in browser.evaluate("document.querySelector('.kv-who').innerText")
     for _ in range(2):
         wait_until(
@@ -971,6 +1067,8 @@ def test_every_key_of_the_list_does_something_or_says_why_not(browser: Browser, 
         assert browser.evaluate(said), key
     press(browser, "?")
     browser.wait_for("accept the rest of the grade, and on to the next")
+    cut = "(({scrollHeight, clientHeight}) => scrollHeight - clientHeight)(document.querySelector('.kv-over > div'))"
+    assert browser.evaluate(cut) <= 0, "the list is whole"
 
 
 def test_whoever_scrolls_the_criteria_is_not_led_back_until_they_press_a_key(

@@ -247,7 +247,9 @@ def test_an_export_says_who_has_decided_and_which_feedback_was_written_for_other
     assert what_goes_out([row.final for row in make_rows(view, standing)], standing) == [
         "3 grades in this file: 2 that a person has decided on, 1 on the model's points alone.",
         # One of a criterion, and three summaries: of the same total, the points of which changed.
-        "4 feedback texts were written for other points than those given now. Review shows which.",
+        "4 feedback texts were written for other points than those given now: "
+        + ", ".join(grade.display_name for grade in view.grades[:3])
+        + ". Review marks them with ⚑.",
     ]
     empty = replace(make_rows(view, standing)[0].final, grade=replace(view.grades[0], state="empty"))
     [counts, _] = what_goes_out([empty], {})
