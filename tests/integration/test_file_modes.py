@@ -56,7 +56,7 @@ def test_what_commands_write(tmp_path: Path, under: int) -> None:
     assert cli.run_command(["grade", *tiny(homework, tmp_path / "results" / "hw", "--quiet")]) == 0
     assert cli.run_command(["run", "prompts.jsonl", "--model", "tiny:1b", "--out", "results/prompts", "--quiet"]) == 0
     for kind in ("feedback", "csv", "moodle-feedback"):
-        export = ["export", "results/hw", "--format", kind, "--include-unreviewed"]
+        export = ["export", "results/hw", "--format", kind, "--include-unreviewed", "--yes"]
         assert cli.run_command(export) in (0, 1)
         assert cli.run_command([*export, "--to", f"lms/{kind}"]) in (0, 1)
 

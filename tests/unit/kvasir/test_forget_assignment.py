@@ -50,7 +50,7 @@ def graded_at_the_desk(home: Path) -> Path:
     wait_until(lambda: grading_work(folder).exit_code is not None, "its process has ended", 60)
     view = BatchView(folder, desk.request_of).refresh()
     append_override(folder, Override(view.grades[0].item_id, None, None, "Well done, Fairweather.", "read", "Ivo"))
-    assert cli.run_command(["export", str(folder), "--format", "feedback", "--include-unreviewed"]) in (0, 1)
+    assert cli.run_command(["export", str(folder), "--format", "feedback", "--include-unreviewed", "--yes"]) in (0, 1)
     other = assignments.save_rubric(folder, "rubric.yaml", RUBRIC.replace("points: 3", "points: 4").encode())
     place = start_round(desk, folder, view, other)
     wait_until(lambda: grading_work(place).exit_code is not None, "the class is regraded", 60)
