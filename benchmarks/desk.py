@@ -22,7 +22,7 @@ import json
 import random
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median, quantiles
@@ -32,7 +32,7 @@ from benchmarks import harness
 from desk import assignments
 from desk.assignments import Inputs
 from grading.jobs import Assignment
-from grading.reviews import read_overrides
+from grading.reviews import Override, append_override, read_overrides
 from infra.config.settings import load_settings
 from kvasir.class_run import request_from
 from messages.jobs import DecodeReport, JobResult, PrefillReport
@@ -58,6 +58,7 @@ criteria:
 WINDOW = 1440, 900
 THINKING_S = 0.25
 MODEL_POINTS = 2
+COLLEAGUE = "Ivo"  # has corrected some other submissions before
 MOST_POINTS = {"cleaning": 3, "analysis": 10, "plot": 4, "text": 5}
 _GUIDANCE = "One point for each step that is there; half of one where it is there and does not run."
 RUBRIC_OF_FOUR = "title: A big class\ncriteria:\n" + "".join(
@@ -205,6 +206,7 @@ def review(folder: Path, size: int, options: harness.BenchmarkOptions) -> dict[s
     assignment = plan(home / "big", request)
     corrections = draw_corrections(rng, [item.item_id for item in assignment.items], options.quick)
     give_answers(home / "big", assignment, {correction.item_id: correction.doubtful for correction in corrections})
+    give_reasons(home / "big", assignment, {correction.item_id for correction in corrections})
     with (
         DeskPage(folder / "desk", config, home, environment(folder)) as desk,
         Browser(folder / "browser", *WINDOW) as browser,
@@ -293,6 +295,16 @@ def give_answers(folder: Path, assignment: Assignment, doubtful: Mapping[str, st
         batch.journal.record(results)
 
 
+def give_reasons(folder: Path, assignment: Assignment, corrected: Set[str]) -> None:
+    """Somebody else's corrections of other submissions, so that the lists have a reason beside the first."""
+    others = iter(item.item_id for item in assignment.items if item.item_id not in corrected)
+    for criterion in MOST_POINTS:
+        for points in (MODEL_POINTS - 1, MODEL_POINTS + 1):
+            append_override(
+                folder, Override(next(others), criterion, points, None, "half of a step is there", COLLEAGUE)
+            )
+
+
 def correct_all(browser: Browser, corrections: Mapping[str, Correction]) -> list[int]:
     """The keys that each correction took, in the order of the queue."""
     counts = []
@@ -312,7 +324,9 @@ def correct_all(browser: Browser, corrections: Mapping[str, Correction]) -> list
 
 def check_decisions(folder: Path, corrections: Sequence[Correction]) -> None:
     """Raises SystemExit if anything else was decided than what was drawn."""
-    decided = {(each.item_id, each.criterion_id, each.points) for each in read_overrides(folder)}
+    decided = {
+        (each.item_id, each.criterion_id, each.points) for each in read_overrides(folder) if each.reviewer != COLLEAGUE
+    }
     drawn = {(each.item_id, each.criterion, each.points) for each in corrections}
     if decided != drawn:
         raise SystemExit(f"decided was not what was drawn: {sorted(map(str, decided ^ drawn))}")
