@@ -1457,11 +1457,10 @@ class Screen {
     const row = this.grade.querySelector(".kv-active");
     if (!row || this.isRoaming) return;
     if (this.grade.scrollHeight > this.grade.clientHeight + 1 && getComputedStyle(this.grade).overflowY !== "visible") {
-      if (this.isNewcomer) this.grade.scrollTop = 0; // shows the total, and why a person must decide
+      if (this.isNewcomer) this.grade.scrollTop = 0; // shows the total, and why a person must decide, if there is room
       const [outer, inner] = [this.grade.getBoundingClientRect(), row.getBoundingClientRect()];
       const isTall = inner.height > outer.height;
-      // In these two cases, it is enough that the points are in view.
-      const points = isTall || this.isNewcomer ? row.querySelector(".kv-give") : null;
+      const points = isTall ? row.querySelector(".kv-give") : null; // then it is enough that the points are in view
       const end = (points || row).getBoundingClientRect().bottom;
       if (inner.top < outer.top || (end > outer.bottom && isTall)) this.grade.scrollTop += inner.top - outer.top - 6;
       else if (end > outer.bottom) this.grade.scrollTop += inner.bottom - outer.bottom + 6;
