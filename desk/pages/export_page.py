@@ -91,8 +91,9 @@ def show_export_page(desk: Desk, folder: Path) -> None:
 
 def _times(folder: Path, view: BatchView) -> None:
     """Ask when the work was handed in, if points are taken off for lateness."""
-    label = "Times of submission (CSV: submission or student_id, submitted_at)"
-    upload: Any = view.rubric and view.rubric.late and st.file_uploader(label, ["csv"])
+    if not (view.rubric and view.rubric.late):
+        return
+    upload: Any = st.file_uploader("Times of submission (CSV: submission or student_id, submitted_at)", ["csv"])
     if upload:
         with show_errors():
             graded_class = graded_class_of(view)

@@ -57,7 +57,7 @@ def draw_work(
         hidden_text = f"; {hidden_count} of them can't be shown here" if hidden_count > 0 else ""
         work.caption(
             f"{plural(submission.images_left_out, 'picture')}, seen by no model{hidden_text}."
-            + " A click on one makes it larger." * bool(pictures)
+            + (" A click on one makes it larger." if pictures else "")
         )
     return work.blocks
 

@@ -852,9 +852,8 @@ def test_a_comment_is_reused_and_changed_wherever_it_is_ones_own(browser: Browse
     assert browser.evaluate("window.kvasirReview.same ?? null") is None
 
 
-def test_one_key_takes_back_a_comment_on_all_submissions_where_one_key_changed_it(
-    browser: Browser, desk: DeskPage
-) -> None:
+def change_a_comment_of_four(browser: Browser, desk: DeskPage) -> tuple[Path, list[str]]:
+    """A class of four with one comment of Ada's on all, and its ids; she has changed it on the first."""
     folder = graded_assignment(desk, 4)
     open_review(browser, desk, folder)
     items = browser.evaluate("window.kvasirReview.data.queues.all")
@@ -866,6 +865,13 @@ def test_one_key_takes_back_a_comment_on_all_submissions_where_one_key_changed_i
     browser.fill("Feedback on works", "It runs, and it is short.")
     browser.click("Save and next")
     browser.wait_for("Change it on 0 of 3")
+    return folder, items
+
+
+def test_one_key_takes_back_a_comment_on_all_submissions_where_one_key_changed_it(
+    browser: Browser, desk: DeskPage
+) -> None:
+    folder, items = change_a_comment_of_four(browser, desk)
     browser.click("Tick all")
     browser.wait_for("Change it on 3 of 3")
     browser.press("css", f'.kv-alert [data-key="same {items[2]}"]')
@@ -888,17 +894,7 @@ def test_one_key_takes_back_a_comment_on_all_submissions_where_one_key_changed_i
 
 
 def test_a_comment_is_changed_only_where_it_is_ticked(browser: Browser, desk: DeskPage) -> None:
-    folder = graded_assignment(desk, 4)
-    open_review(browser, desk, folder)
-    items = browser.evaluate("window.kvasirReview.data.queues.all")
-    for item in items:
-        append_override(folder, Override(item, "works", 2, "It runs.", "kinder", "Ada"))
-    browser.reload()
-    browser.fill("Your name", "Ada")
-    browser.wait_for("(len(values) + 0)")
-    browser.fill("Feedback on works", "It runs, and it is short.")
-    browser.click("Save and next")
-    browser.wait_for("Change it on 0 of 3")
+    folder, items = change_a_comment_of_four(browser, desk)
     press(browser, "y")
     browser.wait_for("None is ticked: tick those that get the new comment, or press n.")
     widest = "Math.max(...[...document.querySelectorAll('.kv-alert input')].map((box) => box.offsetWidth))"
