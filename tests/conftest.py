@@ -13,6 +13,7 @@ import pytest
 # So that `pytest` finds `tests.support` and `examples` as `python -m pytest` does.
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from infra.config import next_command
 from tests.support import services
 from tests.support.processes import SIMULATED_MODEL, config_text
 from tests.support.servers import RedisCluster
@@ -55,6 +56,7 @@ def _no_settings_from_outside() -> Iterator[None]:
     """The developer's own KVASIR_* settings reach no test, and what a test sets reaches no other."""
     before = {name: value for name, value in os.environ.items() if name.startswith("KVASIR_")}
     _forget_settings()
+    next_command.keep(None)  # a command that a test runs in this process keeps its --config
     yield
     _forget_settings()
     os.environ.update(before)
