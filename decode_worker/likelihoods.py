@@ -22,8 +22,8 @@ from messages.kv import KVCache
 
 log = logging.getLogger(__name__)
 
-# The maximum number of forward passes for one value. A value such as 12.5 can consist of several tokens, in more than
-# one way, and each token needs a pass.
+# The maximum number of forward passes for one value. A value such as 12.5 can be several tokens, and can be split into
+# tokens in more than one way. Each token needs a pass.
 _PASSES = 8
 # Continuations with a lower log-probability are not followed.
 _NEGLIGIBLE = math.log(1e-3)
@@ -85,7 +85,7 @@ def _place(engine: Detokenizes, path: Sequence[str], answer: str, tokens: Sequen
     names = [rf"(?<!\\){re.escape(json.dumps(name))}\s*:\s*" for name in path]
     match = re.search("(?s:.*?)".join(names), answer)
     whole = engine.text_of(tokens)
-    # The tokens can begin with the text of a hidden channel, which is not part of the answer.
+    # The text can begin with a hidden channel. So the answer only has to be its end.
     if match is None or not whole.endswith(answer):
         return None
     start = len(whole) - len(answer) + match.end()

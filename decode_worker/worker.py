@@ -178,8 +178,8 @@ class DecodeWorker:
             yield False
         elif not self._running_jobs.start(attempt):
             yield False
-        # No result is stored, and another worker has the claim: that worker decodes the job. (If a result is stored but
-        # can't be read, no other worker decodes the job, so this one does, below.)
+        # No result is stored, and another worker has the claim, so that worker decodes the job. (If a result is stored
+        # but can't be read, no other worker decodes the job, so this one does, below.)
         elif not (has_claim or body):
             self._running_jobs.end(attempt)
             self._settler.defer(attempt)
@@ -207,7 +207,7 @@ class DecodeWorker:
     def stop(self, abort: bool = False) -> None:
         """Stop after the jobs in the slots. With `abort`, hand those back too."""
         self.loop.stop()
-        # Set before the running jobs are stopped. Otherwise a job that begins in between would not be stopped.
+        # This is set before the running jobs are stopped. Otherwise a job that begins in between would not be stopped.
         self._aborting = abort or self._aborting
         if abort:
             self._end_all("not now")

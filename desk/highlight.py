@@ -10,10 +10,10 @@ from pygments.token import Comment, Keyword, Number, Operator, String, _TokenTyp
 # The languages of submissions, by the names that `grading.submissions` uses.
 _LEXERS = {"Python": "python", "R": "r", "SQL": "sql", "Julia": "julia", "Bash": "bash", "JavaScript": "javascript"}
 _KINDS = ((Comment, "c"), (String, "s"), (Number, "n"), (Keyword, "k"), (Operator.Word, "k"))
-# In characters. A file with a longer line is not highlighted: such a line is data, not code, and a lexer's time grows
-# with the square of the line's length.
+# Maximum number of characters in a line. A file with a longer line is not highlighted, because such a line is data, not
+# code, and a lexer's time grows with the square of the line's length.
 _MAX_LINE = 1_000
-# In seconds of CPU time. With wall-clock time, a busy machine would highlight less code.
+# Maximum seconds of CPU time. If wall-clock time counted, a busy machine would highlight less code.
 _MOST_S = 0.2
 
 # The pieces of one line as (kind, text). The kinds are c (comment), s (string), n (number), k (keyword) and "" (other).

@@ -18,7 +18,8 @@ from grading.submissions.figures import Figure, Place
 MAX_PIXELS = 12_000_000
 # Maximum number of pixels of all pictures of one submission.
 ALL_PIXELS = 48_000_000
-# Longest side of a shown picture, in pixels. It is larger than the space for the work: about half of the page's width.
+# Longest side of a shown picture, in pixels. This is more than the work's column needs, which is about half the page
+# wide.
 _MAX_SIDE = 900
 # Maximum number of scans in a progressive JPEG. Each scan costs a pass over the whole picture. An ordinary file has
 # about ten scans.

@@ -28,7 +28,7 @@ class Row:
     number: int  # index in the batch
     name: str  # the person's displayed name
     state: str  # one of OUTCOMES
-    final: FinalGrade  # includes a person's decisions
+    final: FinalGrade  # includes the reviewers' decisions
     requests: tuple[Request, ...] = ()  # the student's requests to look at the grade again
 
     @property

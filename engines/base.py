@@ -19,8 +19,8 @@ from messages.jobs import Part, PrefillReport, Sampling
 from messages.kv import KVCache, KVLayout, Record
 from messages.workers import Link
 
-# The `prefill_slots` of an engine that computes one prompt at a time: one more is computed while the last one's blocks
-# are stored. Otherwise a GPU would wait for the network after each prompt.
+# The `prefill_slots` of an engine that computes one prompt at a time. While the blocks of one prompt are stored, the
+# engine computes the next. Otherwise a GPU would wait for the network after each prompt.
 PROMPTS_IN_TURN = 2
 
 

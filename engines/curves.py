@@ -16,7 +16,7 @@ class MeasuredCurves:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        # By model and number: how many rates were measured, and their moving average.
+        # For each model and number, how many rates were measured, and their moving average.
         self._points: dict[str, dict[int, tuple[int, float]]] = defaultdict(dict)
 
     def note(self, model: str, at: int, tokens_per_s: float) -> None:

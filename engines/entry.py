@@ -53,7 +53,7 @@ class EngineEntry:
     # "path or hub name": the same, except that OWNER/NAME is a model on the hub if there is no such path.
     # "text": never as a path.
     weights_type: Literal["path", "path or hub name", "text"] = "path"
-    weights_text: str = ""  # text for docs/reference/configuration.md; "": made from `weights`
+    weights_text: str = ""  # text for docs/reference/configuration.md; if empty, it is made from `weights`
     takes_api_key: bool = False
     packages: tuple[str, ...] = ()  # Python packages that the engine imports
     extra: str = ""  # the pip extra of Kvasir that installs `packages`

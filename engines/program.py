@@ -13,7 +13,7 @@ LOAD_S = 1800.0  # enough to load 60 GB from a slow disk and to capture CUDA gra
 END_S = 10.0
 LAST_WORDS = 40  # lines
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 30.0  # first and longest pause between attempts to start or find the program
-STEADY_S = 60.0  # a process that ran this long did not fail at startup
+STEADY_S = 60.0  # a process that ran for this many seconds did not fail at startup
 
 
 @contextmanager

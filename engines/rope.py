@@ -11,8 +11,8 @@ from dataclasses import dataclass
 # them by more.
 TOLERANCE = 1e-4
 # How many digits of each frequency are part of a family's name. Names are compared exactly, so there is no tolerance.
-# With this many digits, two configurations of one model still differ in at least one frequency. The price: for about
-# one model in a thousand, two engines round a frequency differently, and the transfer is refused.
+# With this many digits, two configurations of one model still differ in at least one frequency. However, for about one
+# model in a thousand, two engines round a frequency differently, and the transfer is refused.
 _NAMED_DIGITS = 3
 
 

@@ -38,7 +38,7 @@ WIDTH = 16
 VERSION = 1  # sketches of different versions are never compared
 _MAX_BYTES = 4 << 20  # a sketch of 1,024 layers has 2.2 MiB
 
-# For each rounding, from fine to coarse: the tolerance for the first layer, and the tolerance for later layers.
+# The tolerances for the first layer and for later layers, keyed by rounding, from fine to coarse.
 TOLERANCES = {
     "f32": (1e-4, 1e-3),
     "f16": (2e-3, 7e-3),
@@ -64,7 +64,7 @@ class Sketch:
 
     engine: str
     rounding: str  # precision of the weights; a key of TOLERANCES
-    weights: str  # fingerprint of these weight files
+    weights: str  # fingerprint of the weight files that the engine loaded
     tokenizer: str
     tokens: int  # length of the prompt whose KV cache was sketched
     layout: KVLayout
@@ -277,7 +277,7 @@ class Sketches:
 
     def __init__(self, sketch: Sketch | None = None, store: SketchStore | None = None) -> None:
         self.name = sketch.name if sketch else ""
-        self.refusals: dict[str, str] = {}  # for each refused sketch, by name: a sentence that says why
+        self.refusals: dict[str, str] = {}  # why each refused sketch is refused, as a sentence, keyed by its name
         self._sketch = sketch
         self._store = store
         self._agreements = {self.name: SketchAgreement("")}

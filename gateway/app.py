@@ -107,7 +107,8 @@ async def _on_http_error(request: Request, error: HTTPException) -> Response:
     path = request.url.path
     if isinstance(error.__cause__, KvasirError):
         return await _on_error(request, error.__cause__)
-    # FastAPI recognizes only JSONDecodeError as invalid JSON. Too deep nesting, for example, raises another error.
+    # FastAPI recognizes only JSONDecodeError as invalid JSON. Nesting that is too deep, for example, raises another
+    # error.
     if isinstance(error.__cause__, ValueError | RecursionError):
         return of_unread(error.__cause__).response(path)
     message = str(error.detail)

@@ -36,11 +36,11 @@ from producers.client import Client
 log = logging.getLogger(__name__)
 
 WINDOW_S = 24 * 3600.0
-_LATE_S = 30.0  # after a batch's deadline, workers have this long to report its expired jobs
+_LATE_S = 30.0  # after a batch's deadline, workers have this many seconds to report its expired jobs
 _RETRY_S = 10.0
 _PROBLEMS = 20  # if a file has no usable line, at most this many of its problems are shown
-_TURN_S = 0.005  # after reading lines for this long, the reader turns to the next batch
-_reader = ThreadPoolExecutor(1, "lines")  # one thread: more threads would make the event loop wait too long for the GIL
+_TURN_S = 0.005  # after reading lines for this many seconds, the reader turns to the next batch
+_reader = ThreadPoolExecutor(1, "lines")  # with more threads, the event loop would wait too long for the GIL
 
 Status = Literal["validating", "failed", "in_progress", "finalizing", "completed", "expired", "cancelling", "cancelled"]
 _FINAL_STATUSES = ("failed", "completed", "expired", "cancelled")

@@ -57,7 +57,7 @@ def read_all(folder: Path, kind: type[T]) -> dict[str, T]:
     for path in sorted(folder.glob("*.json")):
         try:
             if not _NAME.fullmatch(path.stem):
-                raise ValueError("the gateway never uses this file name")
+                raise ValueError("the gateway writes no file with such a name")
             description: T = parse_as(kind, from_json(read_ordinary(path)), "it")
         except (OSError, ValueError) as error:
             raise ConfigError(f"{path} can't be read ({error}): restore it, or move it away") from None

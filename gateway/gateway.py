@@ -31,9 +31,9 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 MAX_WAITING = 1000  # if this many jobs wait for a model, the gateway accepts no more for it
-STOP_S = 10.0  # when the gateway must stop, its streams have this long to end
+STOP_S = 10.0  # when the gateway must stop, its streams have this many seconds to end
 DEADLINE_S: Mapping[Lane, float] = {"now": 600.0, "bulk": 3600.0}
-_BEYOND_DEADLINE_S = 5.0  # after a job's deadline, a worker has this long to report that the job expired
+_BEYOND_DEADLINE_S = 5.0  # after a job's deadline, a worker has this many seconds to report that the job expired
 _FRESH_S = 1.0
 _CLIENT_LEFT = "the client has left"
 

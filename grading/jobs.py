@@ -308,8 +308,8 @@ class PromptMaker:
         # Rounding down keeps the room the same after a small change of the rubric. Otherwise one more sentence in the
         # rubric would move the cut in long submissions, and all questions about them would be asked again.
         room = self._space - self._space % _ROOM_STEP if self._space > 4 * _ROOM_STEP else self._space
-        # Headings take room in the prompt too, but at most half of the room is kept for them. If there are thousands of
-        # parts, most parts are left out together with their headings.
+        # Headings take room in the prompt too. At most half of the room is reserved for them, because if there are
+        # thousands of parts, most parts are left out together with their headings.
         space = max(room - _HEADING_TOKENS * len(submission.parts), room // 2)
         total = min(space, cap or space)
         sizes = count_parts(submission, count)

@@ -27,8 +27,8 @@ from grading.submissions.submission import Submission
 # change on average by at most 2 % of full points. This was measured for distances up to 0.375, on the English and the
 # German answers of the data set SAF. The value here is 0.025 smaller.
 MAX_DISTANCE = 0.35
-# The difference in length is part of the distance: a long answer can be right although its beginning alone would be
-# wrong.
+# The difference in length is part of the distance, because a long answer can be right although its beginning alone
+# would be wrong.
 _LENGTH_WEIGHT = 0.2
 _CONTEXT_LINES = 12  # number of lines shown before and after the quote
 _MOST_CHARS = 4_000  # of a passage

@@ -46,7 +46,7 @@ UNASSIGNED_QUESTION = f"nothing in its name says whose it is: {SAY_WHOSE}"
 # The question about a submission whose name follows no known pattern, if most names follow none. The submission is
 # graded even before a person answers.
 UNMATCHED_QUESTION = f"its name matches nobody in the roster: {SAY_WHOSE}"
-# Words in file names that are not the names of people. The words of two letters are usual abbreviations.
+# Words in file names that are not the names of people. The two-letter words are common abbreviations.
 FILE_WORDS = frozenset(
     """
     analysis assignment code coursework ex exercise exercises final homework hw lab main notebook notes plot problem
@@ -79,9 +79,9 @@ class Owner:
     group: str = ""
     # The name that people see; "" if the owner is not known.
     display_name: str = ""
-    # A question that a person must answer before anybody gets the grade.
+    # A question that a person must answer before the grade is given to anybody.
     question: str = ""
-    is_explained: bool = True  # whether the submission's name follows a known pattern, whatever people have answered
+    is_explained: bool = True  # whether the submission's name follows a known pattern, regardless of people's answers
     claim: Claim | None = None
     # Whether the people keep the stand-ins that they had before anybody knew that the submission is theirs. If they
     # keep them, the prompts stay the same.
@@ -107,7 +107,7 @@ class Roster:
 
     product: str = ""  # the LMS that made the roster: canvas, moodle or classroom
     people: tuple[Person, ...] = ()
-    # For each submission's name, its owner: a person's number, or a group's name.
+    # The owners, keyed by the submission's name. An owner is a person's number, or a group's name.
     answers: Mapping[str, str] = field(default_factory=dict)
     # The submissions for which `Owner.keeps_stand_ins` can be true after a person's answer.
     keeping: frozenset[str] = frozenset()
@@ -384,7 +384,8 @@ def _read(path: Path) -> Roster:
         raise BatchError(f"{path} can't be read ({error}); name the roster again with --roster") from None
 
 
-# Each kind of roster: columns that only this kind has -> its LMS, and its columns for number, name, group and section.
+# Each key has columns that only one kind of roster has. Its value names the LMS, and the columns for number, name,
+# group and section.
 _KINDS = {
     ("canvas_user_id", "group_name"): ("canvas", ("canvas_user_id", "name", "group_name", "sections")),
     ("github_username", "identifier"): ("classroom", ("github_username", "identifier")),
@@ -394,7 +395,7 @@ _KINDS = {
     ("Student", "ID"): ("canvas", ("ID", "Student", "", "Section")),
     ("LastName", "FirstName", "ID"): ("canvas", ("ID", "LastName", "", "Section")),
     # Moodle's list of participants. Its student numbers differ from those in the worksheet, so Kvasir uses only the
-    # names: it replaces them in texts.
+    # names, which it replaces in texts.
     ("First name", "Last name"): ("", ("", "Last name")),
 }
 

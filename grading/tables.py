@@ -70,7 +70,7 @@ def _refuse_longer(rows: Sequence[Sequence[str]], delimiter: str, label: str) ->
         if any(text.strip() for text in row[len(rows[0]) :]):  # spreadsheets add empty fields at the end of a row
             sign = {",": "a comma", ";": "a semicolon"}.get(delimiter, "a tab")
             raise ExportError(
-                f"the {label}, row {number}: it has more fields than the header; put quotes around texts that contain "
+                f"the {label}, row {number}: there are more fields than in the header; put quotes around values with "
                 f"{sign}"
             )
 

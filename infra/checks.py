@@ -15,7 +15,7 @@ from messages import codec
 from messages.errors import Poison, Stopped
 from messages.jobs import DecodeJob, PrefillJob
 
-SUSPECT_AFTER_CRASHES = 3  # a job becomes a suspect after this many workers died while they ran it
+SUSPECT_AFTER_CRASHES = 3  # a job becomes a suspect after this many workers have died while running it
 POISON_AFTER_CRASHES = SUSPECT_AFTER_CRASHES + 2
 
 

@@ -39,13 +39,13 @@ _IDLE_WAIT_S = 0.2
 _TICK_S = 0.5
 # Pause between checks for jobs that the broker gave up, for deleted queues, and for waiting jobs that don't arrive.
 _DEATHS_EVERY_S = 5.0
-_FORGOTTEN_S = 10.0  # if jobs wait but none arrives for this long, the broker has lost this worker's subscription
+_FORGOTTEN_S = 10.0  # if jobs wait but none arrives for this many seconds, the broker has lost the subscription
 _LOOK_AT_NOW_S = 0.25
 _LOOK_AT_SUSPECTS_S = 2.0
 # A result is late if the broker has not confirmed it after this time. A restart of the broker or a lost connection
 # takes less time.
 _LATE_S = 20.0
-# Maximum wait for a `bulk` job. Then the loop checks whether a `now` job was announced. The check costs nothing.
+# After waiting this long for a `bulk` job, the loop checks whether a `now` job was announced. The check costs nothing.
 LISTEN_S = 0.02
 
 

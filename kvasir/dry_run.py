@@ -27,7 +27,7 @@ from messages.jobs import prompt_text
 from producers.client import Client
 from producers.words import join_with_and, plural
 
-# Fixed values, because a dry run makes no batch. The fences in prompts have the same length with any values.
+# Fixed values, because a dry run makes no batch. The fences in prompts have the same length whatever these values are.
 _BATCH_ID = "dry-run"
 _SECRET = bytes(16)
 

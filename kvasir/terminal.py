@@ -44,7 +44,7 @@ _MAX_LINES, _MAX_NAMES = 11, 12  # maximum number of lines below a table, and ma
 _PLAIN_EVERY_S = 5.0
 # Seconds between two predictions, and seconds between two tries while there is no prediction yet.
 _EXPECT_EVERY_S, _ASK_EVERY_S = 30.0, 2.0
-_PLAIN_PARTS = 4  # without a bar, a line is printed at least after each quarter of the jobs
+_PLAIN_PARTS = 4  # without a progress bar, a line is printed at least once per quarter of the jobs
 
 _NEAR: dict[str, str | int | None] = {
     **{"–": "-", "—": "-", "−": "-", "→": "->", "·": ".", "•": "*", "…": "...", "≥": ">=", "≤": "<=", "×": "x"},
@@ -88,7 +88,7 @@ class TerminalProgress:
         """New figures."""
         words = self._words(counts)
         if self._bar and self._task is not None:
-            # Refreshed at once, because all jobs of a quick class can end between two frames of the bar.
+            # The bar is refreshed at once, because all jobs of a quick class can end between two frames of it.
             self._bar.update(
                 self._task,
                 total=counts.total,

@@ -20,7 +20,7 @@ from messages.workers import NO_DETAILS, WorkerDetails, WorkerInfo
 # renews it.
 TTL_S = 24 * 3600
 
-# A worker that stopped registering without unregistering counts as lost for this long.
+# A worker that stopped registering without unregistering counts as lost for this many seconds.
 LOST_FOR_S = 3600
 
 R = TypeVar("R", Block, Window, RecurrentState)

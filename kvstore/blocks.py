@@ -33,7 +33,7 @@ class BlockRef:
     start: int
     end: int
     is_shared: bool
-    layer: int | None = None  # the layer of a recurrent state
+    layer: int | None = None  # the layer of a recurrent state; None for all other records
     is_tagged: bool = False  # shared by all conversations with the same tag
 
 

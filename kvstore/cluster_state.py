@@ -16,8 +16,8 @@ log = logging.getLogger(__name__)
 P = ParamSpec("P")
 T = TypeVar("T")
 
-# The store's clock is read once in this time, and is extrapolated in between. Until the next reading, the store's clock
-# and ours drift apart by much less time than a message takes.
+# The store's clock is read once per interval of this length, and is extrapolated in between. Until the next reading,
+# the store's clock and ours drift apart by much less time than a message takes.
 _CLOCK_EVERY_S = 1.0
 _BEYOND_BOUNDS = 1 << 30
 
@@ -82,7 +82,7 @@ class BestEffortClusterState(ClusterState):
     # While the store can't count crashes, the broker's count of returns decides.
     count_crashes = _best_effort(ClusterState.count_crashes, _BEYOND_BOUNDS)
     get_sketch = _best_effort(ClusterState.get_sketch, None)
-    reserve = _best_effort(ClusterState.reserve, True)  # if the store is full, it will refuse the records themselves
+    reserve = _best_effort(ClusterState.reserve, True)  # a full store refuses the records when they are written
     reserved_bytes = _best_effort(ClusterState.reserved_bytes, 0)
 
     def close(self) -> None:

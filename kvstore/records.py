@@ -86,7 +86,7 @@ def decode_window(value: bytes | memoryview, fingerprint: str, layout: KVLayout,
     rows = header.get("rows")
     min_rows = min(ref.end, layout.window - 1)
     if type(rows) is not int or not min_rows <= rows <= ref.end:
-        raise _failure(ref, f"has {_describe(rows)} rows, but must have {min_rows} to {ref.end}")
+        raise _failure(ref, f"has {_describe(rows)} rows, but must have between {min_rows} and {ref.end}")
     shape = layout.window_shape(rows)
     _check(header, _header("window", fingerprint, layout.dtype, ref, shape, payload), value, payload, ref)
     return Window(ref.end, _array(payload, layout, shape))

@@ -25,7 +25,7 @@ MAX_ERROR_BYTES = 8 * KIB
 MAX_TOKENS = 1 << 20
 # Up to this length (1 KiB of text and a chat template), computing a prompt is faster than transferring its KV cache.
 SHORT_PROMPT_TOKENS = 320
-# A decode worker checks the first KV cache from each prefill engine by prefilling too, and then one in this many.
+# A decode worker checks the first KV cache from each prefill engine, and then one in this many, by prefilling too.
 KV_CHECK_EVERY = 200
 MAX_STOP_STRINGS = 16
 MAX_ANSWERS = 32
@@ -262,7 +262,7 @@ def _check_questions(prompt: tuple[Part, ...], questions: tuple[Question, ...]) 
     if sum(question.sampling.answers for question in questions) > MAX_QUESTION_ANSWERS:
         raise InvalidMessage(f"questions ask for more than {MAX_QUESTION_ANSWERS} answers in all")
     if sum([len(question.suffix) for question in questions], len(prompt)) > MAX_PARTS:
-        raise InvalidMessage(f"prompt and questions must have at most {MAX_PARTS} parts together")
+        raise InvalidMessage(f"prompt and questions must have at most {MAX_PARTS} parts in total")
     if not prompt:
         raise InvalidMessage("prompt is empty")
     for question in questions:
@@ -353,7 +353,7 @@ class StoredKV:
     fingerprint: str
     layout: KVLayout
     num_tokens: int  # tokens covered, from the start of the prompt: `PrefillJob.kv_tokens`
-    shared_tokens: int  # a multiple of the layout's block length; blocks before this position are keyed by content
+    shared_tokens: int  # number of leading tokens in blocks that are keyed by content; a multiple of the block length
     stored_bytes: int = 0
     sketch: str = ""  # hexadecimal hash of the prefill engine's sketch; "": it stored no sketch
 

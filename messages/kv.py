@@ -25,7 +25,8 @@ NUMPY_TYPES: dict[str, np.dtype[Any]] = {
     "f32": np.dtype("<f4"),
 }
 
-# For each dtype: unsigned type of the same width, bitmask of all bits except the sign, bitmask of the exponent.
+# Keyed by dtype: an unsigned type of the same width, a bitmask of all bits except the sign, and a bitmask of the
+# exponent.
 _BITS: dict[DType, tuple[np.dtype[Any], int, int]] = {
     "f16": (np.dtype("<u2"), 0x7FFF, 0x7C00),
     "bf16": (np.dtype("<u2"), 0x7FFF, 0x7F80),
@@ -55,11 +56,11 @@ class KVLayout:
     dtype: DType
     window: int = 0
     window_layers: tuple[int, ...] = ()
-    v_head_dim: int | None = None  # V's head size; None: the same as K's; 0: only K is kept
+    v_head_dim: int | None = None  # V's head size; None means the same as K's, and 0 means that only K is kept
     recurrent_layers: tuple[int, ...] = ()
     both_layers: tuple[int, ...] = ()
-    conv_shape: tuple[int, ...] = ()  # shape of a state's convolution part: channels, columns; (): not known
-    matrix_shape: tuple[int, ...] = ()  # shape of a state's matrix: heads, key size, value size; (): no matrix
+    conv_shape: tuple[int, ...] = ()  # (channels, columns) of a state's convolution part; empty if not known
+    matrix_shape: tuple[int, ...] = ()  # (heads, key size, value size) of a state's matrix; empty if there is none
 
     def __post_init__(self) -> None:
         checks.whole("num_layers", self.num_layers, 1, 1024)

@@ -21,8 +21,8 @@ Objects = Literal["closed", "open", "verbatim"]
 
 _SCHEMAS_BY_NAME = ("properties", "patternProperties", "$defs", "definitions")
 _SCHEMAS = ("allOf", "anyOf", "oneOf", "prefixItems", "items", "additionalItems", "additionalProperties")
-# The other keywords that LLGuidance enforces (parser/src/json/schema.rs), or accepts and ignores. Keywords that are in
-# none of these lists are annotations (JSON Schema core, 6.5), and are removed from a schema.
+# The other keywords that LLGuidance either enforces, or accepts and ignores (parser/src/json/schema.rs). Keywords that
+# are in none of these lists are annotations (JSON Schema core, 6.5), and are removed from a schema.
 _VALUES = {
     "type", "const", "enum", "$ref", "required", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum",
     "multipleOf", "minLength", "maxLength", "pattern", "minItems", "maxItems", "minProperties", "maxProperties",

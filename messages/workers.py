@@ -194,8 +194,8 @@ class WorkerInfo:
     stolen: int = 0  # number of jobs of other models that the worker took since its start
     not_stolen: int = 0  # how often the worker saw jobs of other models and took none
     left: int = 0  # how often the worker left a job of its own model to a faster worker
-    layout: str = ""  # layout of its KV caches, from `layout_text`; "": no KV transfer, or an older worker
-    sketch: str = ""  # hexadecimal hash of its engine's sketch; "": the engine has no sketch, or an older worker
+    layout: str = ""  # layout of its KV caches, from `layout_text`; empty without KV transfer, and from older workers
+    sketch: str = ""  # hexadecimal hash of its engine's sketch; empty if the engine has none, and from older workers
     refuses: tuple[str, ...] = ()  # decode workers only: sketches of the engines whose KV caches the worker refuses
     refuses_because: tuple[str, ...] = ()  # the reason for each sketch in `refuses`, as a sentence
     details: WorkerDetails = NO_DETAILS  # encoded separately (`kvstore.base.encoded`)

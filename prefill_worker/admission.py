@@ -32,10 +32,10 @@ _NO_LIMIT = 1 << 62
 _LOOK_EVERY_S = 0.5
 # If the store was far from full when its size was last read, the size is not read again for this many seconds.
 _KNOWN_FOR_S = 1.0
-# A shared prefix is evicted only if checks have found no waiting job for this long. One check is not enough, because
-# the broker can wrongly report that no job waits.
+# A shared prefix is evicted only if checks have found no waiting job throughout this time. One check is not enough,
+# because the broker can wrongly report that no job waits.
 _IDLE_FOR_SURE_S = 1.0
-# If the store stays full for this long while no job waits for decode, it will not become emptier soon.
+# If the store stays full for this many seconds while no job waits for decode, it will not become emptier soon.
 _PATIENCE_S = 10.0
 _HOPELESS_FOR_S = 30.0
 # A job that needs at most this share of the high-water mark makes no reservation while the store is far from full. A

@@ -163,7 +163,7 @@ class PrefillWorker:
     def stop(self, abort: bool = False) -> None:
         """Stop after the jobs in hand. With `abort`, hand those back too."""
         self.loop.stop()
-        # Set before the running jobs are stopped. Otherwise a job that begins in between would not be stopped.
+        # This is set before the running jobs are stopped. Otherwise a job that begins in between would not be stopped.
         self._aborting = abort or self._aborting
         if abort:
             for attempt in self._in_hand():

@@ -131,7 +131,7 @@ class Replies:
         deliveries = [reply.delivery for reply in unread_replies] + self._consumer.close()
         if delete:
             return self._broker.delete_queue(self._queue)
-        with suppress(BrokerUnavailable):  # the broker takes unacked deliveries back by itself
+        with suppress(BrokerUnavailable):  # if the broker is away, it takes unacked deliveries back by itself
             for delivery in deliveries:
                 self._broker.publish(topology.reply(self._queue), delivery.message, _PUT_BACK_S)
                 delivery.ack()

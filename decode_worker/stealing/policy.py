@@ -18,7 +18,7 @@ from typing import Literal
 # needed because both times are estimates.
 MARGIN_S = 0.1
 MARGIN_OF_COST = 0.5
-# A worker leaves jobs only to workers that are faster by at least this factor. Otherwise two similar workers would
+# A worker leaves jobs only to workers that are at least this many times as fast. Otherwise two similar workers would
 # leave the same jobs to each other.
 FASTER = 1.2
 # Assumed waiting time of a job whose model has no worker.

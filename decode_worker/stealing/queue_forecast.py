@@ -17,7 +17,7 @@ from kvstore.base import ClusterState
 from messages.jobs import DecodeJob, DecodeReport, answer_tokens
 from messages.workers import BOTH_ROLES, WorkerInfo
 
-# Guesses, used until a worker has measured its own values.
+# These guesses are used until a worker has measured its own values.
 FIRST_ANSWER_TOKENS = 400.0  # tokens in an average answer
 FIRST_TOKENS_PER_S = 40.0  # decode rate of one sequence
 FIRST_FETCH_S = 0.5  # seconds to fetch a KV cache from the store

@@ -114,7 +114,7 @@ def _draw(folder: Path, graded_class: GradedClass) -> None:
             "Graded by hand",
             SIZES,
             1,
-            help="How many submissions you grade by hand. In a class with parts: in each part.",
+            help="How many submissions you grade by hand. If the class has parts, this many in each part.",
             key="plan size",
         )
         st.number_input("Points by which a grade may differ", 0.0, None, 1.0, 0.5, format="%g", key="plan within")
@@ -271,7 +271,8 @@ def _points(folder: Path, criteria: Sequence[Criterion], item: Item, cells: Mapp
         state["hand criterion"] = next((id for id in ids if not cells[id]), "done")
     for criterion, next_id in zip(drawn_criteria, [*ids[1:], "done"], strict=True):
         field = f"hand {item.item_id} {criterion.id}"
-        # The field shows the sheet's value, unless a value was just typed and refused: then that value stays visible.
+        # The field shows the sheet's value, unless a value was just typed and refused. In that case, the typed value
+        # stays visible.
         if state.get("hand seen", {}).get(field) != cells[criterion.id] or field not in state:
             state.setdefault("hand seen", {})[field] = cells[criterion.id]
             state[field] = float(cells[criterion.id].replace(",", ".")) if cells[criterion.id] else None

@@ -55,8 +55,8 @@ def show_export_page(desk: Desk, folder: Path) -> None:
     st.html(_UNSAVED_HTML.replace("BATCH", browser_key(folder)), unsafe_allow_javascript=True)
     if choices is None:
         st.caption("*Make the file* waits for the file, or the choice, that is asked for above.")
-    # The button is disabled until the upload has arrived. A quick click would otherwise get the error that nothing was
-    # uploaded.
+    # The button is disabled until the upload has arrived. A quick click would otherwise fail with the error that
+    # nothing was uploaded.
     if st.button("Make the file", type="primary", disabled=choices is None) and choices is not None:
         with show_errors():
             graded_class = graded_class_of(view)

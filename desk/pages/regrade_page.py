@@ -82,8 +82,8 @@ def _editor(desk: Desk, folder: Path, view: BatchView) -> tuple[Path, RubricDraf
             )
             or current_path
         )
-        # Ask for the name here, because the record of changes contains it. The name's field also saves the cookie that
-        # identifies this browser.
+        # Ask for the person's name here, because it goes into the record of changes. The input field for the name also
+        # saves the cookie that identifies this browser.
         ask_name()
     key = (st.session_state["browser"], rubric_path)
     draft = desk.rubrics.get(key)

@@ -31,13 +31,13 @@ RowsOf = Callable[[], tuple[Mapping[str, Row], Mapping[str, Overrides]]]  # the 
 class Act:
     """One act of a person on a submission."""
 
-    sender: str  # id of the page on which the act was done; a reloaded page has a new id
+    sender: str  # id of the page on which the person acted; a reloaded page has a new id
     number: int  # the acts on one page are numbered from 1
     kind: Literal["decide", "accept", "undo", "reply", "ask"]
     item_id: str
     version: str = ""  # the version of the decisions when the act was done
     by: str = ""
-    # By criterion id, or by WHOLE. An act of the kind `accept` can have changes too.
+    # The changes, keyed by criterion id or by WHOLE. An act of the kind `accept` can have changes too.
     changes: Mapping[str, GradeChange] = field(default_factory=dict)
     undoes: str = ""  # id of the act to undo
     request_id: str = ""

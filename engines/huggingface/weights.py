@@ -17,7 +17,7 @@ from engines.huggingface.rope import GATED_DELTA, head_dim, rope_parameters
 from messages.errors import ConfigError, InvalidMessage, KVTransferFailed
 from messages.kv import DType, KVLayout
 
-FORMAT = "hf/2"  # must change whenever Kvasir changes the layout of KV blocks for the same weights
+FORMAT = "hf/2"  # must change whenever Kvasir lays out KV blocks differently, even for the same weights
 DTYPES: dict[str, DType] = {"float16": "f16", "bfloat16": "bf16", "float32": "f32"}
 # Models with recurrent layers whose states can't be transferred yet.
 _RECURRENT = {"bamba", "falcon_h1", "granitemoehybrid", "jamba", "kimi_linear", "lfm2", "lfm2_moe", "mamba", "mamba2",

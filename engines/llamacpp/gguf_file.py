@@ -24,8 +24,8 @@ _ROPE_FACTORS, _F32 = "rope_freqs.weight", 0
 _LAYER = "blk."
 _LONG_ROPE_FACTORS = "rope_factors_long.weight"
 _SCALARS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}
-# For each ggml type id: how many values a block has, and how many bytes. Tensors of other types are not checked for
-# size.
+# The number of values and the number of bytes in a block, keyed by ggml type id. Tensors of other types are not checked
+# for size.
 _TENSOR_TYPES = {
     0: (1, 4), 1: (1, 2), 2: (32, 18), 3: (32, 20), 6: (32, 22), 7: (32, 24), 8: (32, 34), 9: (32, 36),
     10: (256, 84), 11: (256, 110), 12: (256, 144), 13: (256, 176), 14: (256, 210), 15: (256, 292), 24: (1, 1),

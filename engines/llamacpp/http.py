@@ -73,7 +73,7 @@ class LlamaServer:
             self._headers["Authorization"] = f"Basic {base64.b64encode(account).decode()}"
         elif api_key:
             self._headers["Authorization"] = f"Bearer {api_key}"
-        self.outage = ""  # why the server does not answer; "": it answers
+        self.outage = ""  # why the server does not answer; empty while it answers
         self.is_watched = False  # whether `watch` keeps checking the server
         self._closed = threading.Event()
         self._silent = threading.Event()

@@ -18,7 +18,7 @@ from engines.rope import Rope, plain, yarn
 from messages.errors import InvalidMessage, KVTransferFailed
 from messages.kv import KVLayout
 
-FORMAT = "llamacpp/1"  # must change whenever Kvasir changes the layout of KV blocks for the same weights
+FORMAT = "llamacpp/1"  # must change whenever Kvasir lays out KV blocks differently, even for the same weights
 
 # How llama.cpp rotates keys, by general.architecture. In _HALVES, a rotated pair has one number from each half of a
 # key. In _INTERLEAVED, the two numbers are neighbours, because converters reorder the rows of Q and K.

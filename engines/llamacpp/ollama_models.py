@@ -18,7 +18,8 @@ SCHEME = "ollama:"
 _REGISTRY, _NAMESPACE, _TAG = "registry.ollama.ai", "library", "latest"
 _MODEL_LAYER = "application/vnd.ollama.image.model"
 _ADAPTER_LAYER = "application/vnd.ollama.image.adapter"
-# Architectures that only Ollama's own converter writes. For each: where to find a file for llama.cpp; "": unknown.
+# Architecture names that only Ollama's own converter writes. The value says where a file for llama.cpp is; "" if
+# unknown.
 _DIALECTS = {"gptoss": "ggml-org/gpt-oss-20b-GGUF or ggml-org/gpt-oss-120b-GGUF", "mllama": "", "qwen25vl": ""}
 
 

@@ -38,7 +38,7 @@ _SOCKET = "server.sock"
 _MAX_SOCKET_BYTES = 100  # maximum length of a socket's path; macOS allows 103 bytes, Linux 107
 _ASK_S = 60.0  # llama-server can take seconds to list CUDA devices
 
-# Settings of the servers that Kvasir starts. For each: the option of llama-server, then the name and the value of the
+# Settings of the servers that Kvasir starts. Each has the option of llama-server, then the name and the value of the
 # same parameter in xllamacpp. An option is passed only if llama-server's --help lists it.
 SETTINGS: tuple[tuple[tuple[str, ...], str, object], ...] = (
     # Without this, a restored slot is cleared when another slot starts.
@@ -68,7 +68,7 @@ class Launch:
     slot_folder: Path  # of mode 0700
     threads: int = 0  # number of CPU threads; 0: the server chooses
     architecture: str = ""  # the weights' architecture, for error messages
-    health_s: float = PATIENCE_S  # a server that does not answer /health for this long is killed
+    health_s: float = PATIENCE_S  # a server that does not answer /health within this time is killed
 
     @property
     def socket(self) -> Path:

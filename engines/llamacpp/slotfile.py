@@ -45,7 +45,7 @@ from messages.kv import (
 
 MAGIC = b"qsgg"
 _VERSIONS = (2, 3, 4)
-_CELL_TOKENS, _ROTATIONS = 3, 4  # the first file version with tokens in its cells, and the first with rotations
+_CELL_TOKENS, _ROTATIONS = 3, 4  # from these file versions on, cells contain tokens, and files contain rotations
 MAX_STREAMS = 1024
 MAX_LAYERS = 1024
 _GGML_TYPES: dict[int, DType] = {0: "f32", 1: "f16", 30: "bf16"}

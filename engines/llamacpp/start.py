@@ -99,7 +99,7 @@ def make_slot_folder(parent: Path) -> tuple[Path, Callable[[], None]]:
     """
     _require_unexchangeable(parent)
     for old_folder in parent.glob(f"{_SLOT_FOLDERS}*"):
-        with suppress(OSError):  # another user owns the folder, or it is gone or locked
+        with suppress(OSError):  # the folder belongs to another user, is gone, or is locked
             if time.time() - old_folder.lstat().st_mtime > _NEW_S:
                 lock = _lock(old_folder)
                 shutil.rmtree(old_folder, ignore_errors=True)
@@ -208,7 +208,7 @@ def attach(options: EngineOptions) -> Backing:
             raise ConfigError(f"no llama-server answers at {server.url}: {error}") from None
         if options.context > context:
             raise ConfigError(
-                f"a slot of {server.url} holds only {context:,} tokens, not {options.context:,}: "
+                f"a slot of {server.url} holds only {context:,} tokens, fewer than the {options.context:,} requested: "
                 "restart llama-server with a larger --ctx-size"
             )
         gguf = _reported_gguf(settings.get("model", ""), str(properties.get("model_path", "")))

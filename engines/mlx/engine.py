@@ -154,7 +154,7 @@ class MLXEngine(FolderEngine):
                     yield token
 
     def _take(self, work: PromptWork, stop: threading.Event | None) -> Output:
-        self._loop.require_open()  # after `close`, not even waiting outputs are handed out
+        self._loop.require_open()  # after `close`, outputs that are already waiting are not handed out either
         return work.next_output(stop)
 
     def _check_call(self, tokens: Sequence[int], cache: KVCache | None, max_tokens: int) -> None:

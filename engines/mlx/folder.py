@@ -13,8 +13,8 @@ from messages.errors import ConfigError
 
 # In mlx-lm, all layers of these models attend to every position, whatever config.json says.
 _NO_WINDOW = {"mistral", "phi3", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe"}
-# mlx-lm computes these models without RoPE scaling, and refuses one of them if its config.json states a scaling. So the
-# scaling is hidden from mlx-lm, and `engines.mlx.rope` adds it.
+# mlx-lm computes these models without RoPE scaling, and refuses a qwen2_moe model whose config.json states a scaling
+# other than linear. So the scaling is hidden from mlx-lm, and `engines.mlx.rope` adds it.
 NO_SCALING = {"qwen2_moe", "qwen3_moe"}
 _EXPERTS = ".mlp.experts."
 

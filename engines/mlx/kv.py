@@ -22,7 +22,7 @@ from messages.kv import Array, Block, DType, KVCache, KVLayout, Record, Recurren
 
 _TYPES: dict[DType, mx.Dtype] = {"f16": mx.float16, "bf16": mx.bfloat16, "f32": mx.float32}
 
-# One layer's keys, values and offset, and the index of the next row in its ring buffer. For a recurrent layer: columns,
+# One layer's keys, values and offset, and the index of the next row in its ring buffer. A recurrent layer has columns,
 # matrix, 0 and 0.
 CacheState = tuple[mx.array, mx.array, int, int]
 Rows = mx.array  # of the shape (layers, 2, tokens, kv_heads, head_dim)
@@ -73,7 +73,7 @@ def fill(caches: Sequence[Any], layout: KVLayout, cache: KVCache) -> None:
         pairs += [_set(caches[index], ring[row], cache.num_tokens) for row, index in enumerate(layout.window_layers)]
     for state in cache.states:
         columns, matrix = (mx.array(part) for part in layout.state_parts(state.data))
-        # These are copies: a transposed view would keep the whole record in memory.
+        # These are copies, because a transposed view would keep the whole record in memory.
         pair = mx.contiguous(columns.T[None].astype(target)), mx.contiguous(matrix.swapaxes(1, 2)[None])
         caches[state.layer].cache = list(pair)
         pairs.append(pair)

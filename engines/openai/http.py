@@ -30,7 +30,7 @@ _NO_SCHEMA = ("grammar", "schema", "response_format")
 _PERMANENT_STATUSES = (400, 413, 422)
 _UNAVAILABLE_STATUSES = (502, 503, 504)  # sent by a proxy whose server is away, or by a server that is still loading
 
-# Prompts can go to these networks even without allow_external = true: this machine, and private networks.
+# Even without allow_external = true, prompts can go to these networks, which are this machine and private networks.
 _INSIDE = [
     ipaddress.ip_network(network)
     for network in (

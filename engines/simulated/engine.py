@@ -131,7 +131,8 @@ class SimulatedEngine:
         shape, highest = self._layout.block_shape(1), np.iinfo(bits).max
         self._pattern = np.random.default_rng(model.seed).integers(0, highest, shape, dtype=bits, endpoint=True)
         heads, dim = self._layout.kv_heads, self._layout.head_dim
-        # A token's 64 bits are split into words of the dtype's width. These words repeat along the token's row.
+        # Each token has a 64-bit value. It is split into integers of the dtype's width, and these repeat along the
+        # token's row.
         self._columns = (np.arange(heads * dim) % (8 // bits.itemsize)).reshape(heads, dim)
         # This bitmask clears the sign bit and the exponent's top bit. The other bits always encode a finite number.
         self._finite = bits.type(highest >> 2)

@@ -41,9 +41,9 @@ _log = logging.getLogger(__name__)
 
 COMMAND = "kvasir engines connector FOLDER"
 _COMPLETIONS = "/v1/completions"
-_LONGEST_PAUSE_S = 5.0  # between two probes of a server that is away; short, because jobs wait for the server
+_LONGEST_PAUSE_S = 5.0  # between two probes of a server that is away; it is short, because jobs wait for the server
 _GREETING = (0, 1, 2, 3)  # a test prompt; its text has no meaning
-# Relative tolerance: two computations of the same keys and values can differ by a few steps of bfloat16.
+# A relative tolerance, because two computations of the same keys and values can differ by a few steps of bfloat16.
 _TOLERANCE = 0.02
 
 # These settings are sent with each request, because a server can have other defaults.

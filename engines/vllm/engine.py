@@ -75,8 +75,8 @@ def attach(options: EngineOptions) -> "VLLMEngine":
         _require_same_model(folder, served_model["sizes"])
         if options.context > served_model["context"]:
             raise ConfigError(
-                f"the context of {options.weights} holds only {served_model['context']:,} tokens, not "
-                f"{options.context:,}: restart vLLM with a larger --max-model-len"
+                f"the context of {options.weights} holds only {served_model['context']:,} tokens, fewer than the "
+                f"{options.context:,} requested: restart vLLM with a larger --max-model-len"
             )
         options = replace(options, context=options.context or served_model["context"])
         return VLLMEngine(folder, HFPrompt(folder.path), server, _layout(folder), options)

@@ -18,7 +18,7 @@ from grading.prompts.prompt import has_control_tokens
 from grading.submissions.reading import Submission
 
 MAX_FLAGS = 3
-# Of longer work, only beginnings and ends are searched, because nobody reads the middle of a very long output.
+# In longer work, only the beginnings and ends are searched, because nobody reads the middle of a very long output.
 MAX_CHARS = 150_000
 MAX_SENTENCES = 6_000
 MAX_SHOWN = 120
@@ -41,7 +41,8 @@ _LETTERS = re.compile(r"[^\W\d_]")
 _PIECE = re.compile(r".{1,240}(?:\s|$)|.{1,240}")
 
 
-# Cached, because grading is repeated after each result of a running batch, and the submissions stay the same.
+# The flags are cached, because grading is repeated after each result of a running batch, and the submissions stay the
+# same.
 @lru_cache(maxsize=1024)
 def instruction_flags(submission: Submission) -> tuple[str, ...]:
     """Return a sentence for each suspicious part, at most three, with the passage that scores highest.

@@ -41,7 +41,7 @@ class Evaluation:
     agreements: Mapping[str, Sequence[Agreement]]
     # For each kind of doubt, the counts of submissions: flagged, flagged_wrong, unflagged and unflagged_wrong.
     doubts: Sequence[Mapping[str, Any]]
-    # For each bin of likelihoods: the share of grades that equal the person's, and the mean likelihood.
+    # For each bin of likelihoods, the share of grades that equal the person's, and the mean likelihood.
     reliability: Sequence[Sequence[float]]
     pairs: Sequence[GradePair]  # the model is the first grader, and the person the second
 

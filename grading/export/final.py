@@ -55,7 +55,7 @@ class ExportFile:
 class FinalGrade:
     """One submission's grade after review. `points` is None exactly when `why_blank` gives a reason."""
 
-    grade: Grade  # the models' grade; if an approval has lapsed, a doubt is added
+    grade: Grade  # the models' grade; if an approval has lapsed, one of its doubts says so
     criteria: tuple[CriterionGrade, ...]  # with the changes that a person made
     summary: str
     points: Points | None  # after the penalty is subtracted

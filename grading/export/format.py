@@ -38,7 +38,7 @@ class ExportOption:
     flag: str
     kind: Literal["file", "text", "flag", "choice"]
     help: str
-    argument: str = ""  # "": derived from the flag
+    argument: str = ""  # if empty, the name is derived from the flag
     metavar: str | None = None
     choices: tuple[str, ...] = ()  # the possible values, if the kind is "choice"
 

@@ -199,7 +199,7 @@ def _parts(members: Iterable[SampleMember], strata: Mapping[str, str] | None) ->
     if partless_names:
         raise BoundError(
             f"no part of the class is given for {plural(len(partless_names), 'submission')} (the first is "
-            f"{partless_names[0]!r}): add a row for each of them"
+            f"{partless_names[0]!r}): add a row for each of them to the table of parts"
         )
     return dict(sorted(parts.items()))
 

@@ -306,7 +306,8 @@ class Names:
         prefixes = self._prefixes
         runs: list[tuple[str, _Run]] = []  # the runs that end at the previous word
         end = 0
-        # If only single letters were found, they are ignored: every text has some, and no name consists only of them.
+        # If only single letters were found, they are ignored, because every text has some, and no name consists only of
+        # them.
         for match in WORD.finditer(text) if any(len(word) > 1 or not word.isascii() for word in words.values()) else ():
             spelling = words.get(match[0])
             if spelling is None:

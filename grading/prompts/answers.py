@@ -44,7 +44,7 @@ class CriterionGrade:
     evidence_state: Evidence = "none given"
     feedback: str = ""
     reason: str = ""
-    # Points in each of several answers to the same prompt.
+    # The points that each of several answers to the same prompt gives.
     sampled: tuple[Points, ...] = ()
     # Whether the feedback repeats the grading notes, the solution or the prompt. No student is allowed to see such
     # feedback.
@@ -127,8 +127,8 @@ def _closed_object(properties: dict[str, Any]) -> dict[str, Any]:
 
 # The schema for a question that asks only for a summary.
 SUMMARY_SCHEMA = _closed_object({"summary": _bounded_text(SUMMARY_CHARS)})
-# The schema for the question whether a passage addresses the grader. The quote comes first, so the model must look at
-# the text before it decides.
+# The schema for the question of whether a passage addresses the grader. The quote comes first, so the model must look
+# at the text before it decides.
 PASSAGE_SCHEMA = _closed_object({"quote": _bounded_text(EVIDENCE_CHARS), "addressed": {"enum": ["no", "yes"]}})
 
 

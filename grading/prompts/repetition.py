@@ -7,7 +7,7 @@ import re
 import unicodedata
 
 _LEAST_CHARS = 16  # shorter texts can't be judged
-_LOOP_CHARS = 12  # a shorter loop can be emphasis, such as "very, very, very"
+_LOOP_CHARS = 12  # a shorter loop may just be emphasis, such as "very, very, very"
 _MOST_CHARS = 4_000
 _WINDOW, _STEP = 80, 20
 # A text repeats itself if less than this share of its four-letter sequences is distinct. Even a numbered list has a

@@ -292,7 +292,7 @@ def _refuse_repeats(place: str, keys: list[Any]) -> None:
     # Unhashable keys are skipped, because PyYAML refuses them itself and names their line.
     for key in (key for key in keys if isinstance(key, Hashable)):
         if key in seen_keys:
-            raise RubricError(f"{place}: the key {_quote(key)} occurs twice; remove one of them")
+            raise RubricError(f"{place}: the key {_quote(key)} occurs twice; remove one")
         seen_keys.add(key)
 
 

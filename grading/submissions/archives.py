@@ -32,11 +32,12 @@ MAX_MEMBERS = 2_000
 MAX_ZIP_MEMBERS = 20_000
 # Maximum ratio of uncompressed size to compressed size. Notebooks reach about 40.
 MAX_RATIO = 200
-# For files up to this size, any compression ratio is allowed: they are harmless, and repetitive output compresses well.
+# Files up to this size may have any compression ratio, because they are harmless, and repetitive output compresses
+# well.
 RATIO_FREE_BYTES = 8 * MIB
 
-# zipfile reads the whole central directory and makes an object for each member. The central directory of 20,000 members
-# is smaller than this.
+# zipfile reads the whole central directory and makes an object for each member. This limit is enough for 20,000
+# members.
 _MAX_DIRECTORY_BYTES = 4 * MIB
 _CHUNK = 1 << 16
 # GitHub Classroom's list of students is called classroom_roster.csv.
@@ -79,7 +80,7 @@ _GUESSED_ENCODINGS = [
 ]
 # Encodings of DOS and old Macs. They use other bytes for accented letters than Windows does.
 _OLD_WESTERN_ENCODINGS = ("cp850", "mac_roman")
-# An encoding is guessed from pieces of the text. These limit the bytes of a piece, and the number of pieces.
+# An encoding is guessed from pieces of the text. These values limit the bytes of a piece, and the number of pieces.
 _PIECE_BYTES, _MAX_PIECES = 4_000, 100
 _CONTROLS = re.compile(r"[\x01-\x08\x0e-\x1a\x1c-\x1f\x7f-\x9f]")
 _ENCRYPTED_FLAG = 0x1

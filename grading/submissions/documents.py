@@ -154,7 +154,9 @@ def _pdf(reader: Any) -> Submission:
         raise Unreadable("it is encrypted; hand it in without a password")
     pages = reader.pages
     if len(pages) > _MAX_PAGES:
-        raise Unreadable(f"it has {len(pages):,} pages, but at most {_MAX_PAGES} are read; hand in only the work")
+        raise Unreadable(
+            f"it has {len(pages):,} pages, but at most {_MAX_PAGES} are read; hand in only the pages with the work"
+        )
     work = _PdfWork()
     texts, images = [], 0
     for page in pages:

@@ -65,8 +65,8 @@ _MAX_PARTS = 10_000
 _VERY_LONG = "very long"
 # Limit for one file that is not a notebook.
 _MAX_TEXT_BYTES = MIB // 2
-# Limit for all files of a student together. Of a notebook's bytes only a quarter counts, and of a document's bytes only
-# a sixteenth.
+# Limit for all files of a student together. Only a quarter of a notebook's bytes counts, and only a sixteenth of a
+# document's bytes.
 MAX_FOLDER_BYTES = 4 * MIB
 _DATA_URI = re.compile(rb"(data:[\w.+-]{1,60}/[\w.+-]{1,60};base64,)[A-Za-z0-9+/=%]*")
 # First lines of a Git LFS pointer, in each version of the specification (git-lfs/git-lfs, docs/spec.md).

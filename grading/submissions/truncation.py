@@ -23,7 +23,7 @@ _HEAD_SHARE = 0.6
 # A cut that uses at least this share of the allowance is good enough, and no other cut is tried.
 _GOOD_FIT = 0.85
 _TRIES = 5
-_LINE_SHARE = 0.2  # a cut moves to a line's end if that removes at most this share of the text
+_LINE_SHARE = 0.2  # a cut is moved to the end of a line if this removes at most this share of the text
 
 
 # Few submissions are longer than this. Earlier releases cut longer ones even if the model had room for them.

@@ -178,7 +178,8 @@ class Settler:
         elif isinstance(error, Retry):
             self.fail(attempt, AttemptsExhausted(f"{attempts} attempts; the last: {error}"))
         else:
-            # The error is a bug in Kvasir: log it with its traceback, and don't run the job again.
+            # The job is not run again. An error that is not a KvasirError is a bug in Kvasir, so its traceback is
+            # logged.
             if not isinstance(error, KvasirError):
                 log.error("job %s: bug in %s", envelope.job_id, envelope.stage, exc_info=error)
             self.fail(attempt, error)

@@ -203,8 +203,8 @@ class Costs:
     """What electricity costs, and over how much use the machines' prices are spread. The currency doesn't matter."""
 
     price_per_kwh: Amount = 0.0  # 0: unknown
-    years: Annotated[float, _number(0.1, 100)] = 4.0  # how many years a machine is used
-    hours_per_week: Annotated[float, _number(0.1, 168)] = 40.0  # how many hours a week a machine is used
+    years: Annotated[float, _number(0.1, 100)] = 4.0  # for how many years a machine is in use
+    hours_per_week: Annotated[float, _number(0.1, 168)] = 40.0  # how many hours a week a machine is in use
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,7 +291,7 @@ class MachineTable:
     platform: Annotated[str, _one_of(*PLATFORMS)] = "linux"
     # the folder for everything that `kvasir deploy` installs: an absolute path, or a path relative to the user's home
     folder: Folder = "kvasir"
-    # if empty, the platform's default supervisor
+    # if empty, the platform's default supervisor is used
     supervisor: Annotated[str, _one_of("", *SUPERVISORS)] = ""
     # Port of the first worker's metrics page; the other workers get the next ports.
     metrics_port: Annotated[int, _whole(1, 65535)] = 9101

@@ -84,7 +84,7 @@ def export(
     export_format = next(registered for registered in out.FORMATS if registered.name == format_name)
     choices = _choices(export_format, format_values)
     try:
-        # Read the grades before the file is made: then a decision made meanwhile counts as a change in the next export.
+        # Read the grades before the file is made. Then a decision made meanwhile counts as a change in the next export.
         _, grades = out.final_grades(batch, include_unreviewed)
         export_file = export_format.make(batch, include_unreviewed=include_unreviewed, **choices)
         since = out.since_last(batch, export_format.name, grades, export_file.held_ids)

@@ -212,7 +212,9 @@ def select_machines(settings: Settings, names: Sequence[str]) -> list[MachineSet
     unknown_names = [name for name in names if name not in settings.machines]
     if unknown_names:
         machine_names = ", ".join(settings.machines) or "none"
-        raise UsageError(f"there is no machine {unknown_names[0]!r} in the configuration; it has: {machine_names}")
+        raise UsageError(
+            f"there is no machine {unknown_names[0]!r} in the configuration; configured machines: {machine_names}"
+        )
     return [machine for machine in settings.machines.values() if not names or machine.name in names]
 
 

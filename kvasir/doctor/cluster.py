@@ -53,7 +53,7 @@ _OTHER_USERS = stat.S_IRWXG | stat.S_IRWXO
 _FIRST_STEP = "see that it runs, and that its URL, user and password are right (kvasir config)"
 # Time limit for all checks over the network.
 _WITHIN_S = 7.0
-# If a finding has one of these causes, the service still works well enough for further checks.
+# If a finding has one of these causes, or none, the service still works well enough for further checks.
 _USABLE = ("", "latency", "rights", "undeclared")
 
 Look = Callable[[], Iterable[Finding]]

@@ -19,7 +19,7 @@ _GPU_PLATFORMS = {"linux-cuda": "cuda", "macos": "metal"}
 _MEND_SKETCH = "give both workers conversions of one model and one configuration, or run one engine at both ends"
 # An example class, used to express the cost of a refused KV transfer.
 _CLASS, _CLASS_PROMPT_TOKENS = 100, 4000
-_OBSERVED_PREFIX = "observed-"  # a tokenizer's identity begins like this if it is a hash of the tokens of a sample text
+_OBSERVED_PREFIX = "observed-"  # a tokenizer's identity begins with this if it is a hash of the tokens of a sample text
 
 
 Fetch = Callable[[str], bytes | None]

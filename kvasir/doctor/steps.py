@@ -23,18 +23,18 @@ from messages.errors import BrokerUnavailable, ConfigError, KvasirError
 
 # the steps that are printed
 STEPS = ("resolve", "connect", "TLS", "log in", "8 KB", "1 MB", "confirm")
-# Longer than 5 s, because a resolver waits 5 s for a dead name server before it asks the next one.
+# This is longer than 5 s, because a resolver waits 5 s for a dead name server before it asks the next one.
 WITHIN_S = 5.8
 # Message sizes in bytes: those that fit a tunnel's packet, those that fit an Ethernet frame, and larger ones.
 SIZES = {"500 B": 500, "1,000 B": 1_000, "1,300 B": 1_300, "1,400 B": 1_400, "8 KB": 8_192, "1 MB": 1_000_000}
-# Longer than 3 s, because TCP repeats a lost SYN twice within 3 s, and the kernel gives up looking for the machine's
-# hardware address.
+# This is longer than 3 s, because TCP repeats a lost SYN twice within 3 s, and the kernel gives up looking for the
+# machine's hardware address.
 _CONNECT_S = 3.5
 # A live machine accepts or refuses a connection at one of these ports, unless a firewall drops everything.
 _OTHER_PORTS = (22, 80, 1)
 _OTHER_PORT_S = 0.6
-# A broker that accepted the login and is then silent for this long counts as stuck. The rest of WITHIN_S is needed to
-# delete the test queue.
+# A broker that accepted the login and is then silent for this many seconds counts as stuck. The rest of WITHIN_S is
+# needed to delete the test queue.
 _SILENT_S = 3.0
 _SLOW_NAME_S = 1.0
 _FAR_S = 0.15  # a round trip of this length means a distant network; inside a building it takes a hundredth of this

@@ -197,7 +197,7 @@ class ConnectionPool:
         connection = self._take_idle() or self._links.first(self._open)
         try:
             yield connection
-        except BaseException:  # a reader that stops early raises GeneratorExit here, while replies are still to come
+        except BaseException:  # a reader that stops early raises GeneratorExit here, with replies still outstanding
             connection.close()
             raise
         with self._lock:

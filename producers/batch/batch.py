@@ -53,8 +53,8 @@ class BatchEntry:
 _ENTRY_FIELDS = {field.name for field in fields(BatchEntry)}
 _KEY = re.compile(r"\.?[A-Za-z][A-Za-z0-9_-]{0,39}:[1-9]\d?:[0-9a-f]{12}\Z")
 _SETTINGS = {"name": str, "context": int, "temperature": float, "top_p": float, "letters_per_token": float}
-# The options of `kvasir grade`, as batch.json keeps them. Of the options of `kvasir run`, it keeps only `prompts` and
-# `objects`.
+# The options of `kvasir grade`, as batch.json keeps them. It keeps only the options `prompts` and `objects` of `kvasir
+# run`.
 _REQUEST = {
     **dict.fromkeys(("folder", "rubric", "solution", "template", "examples", "prompts", "title", "out"), str),
     "models": Mapping[str, str],
@@ -134,7 +134,7 @@ class Batch(AbstractContextManager["Batch"]):
         # Maps a job's id to the number of the run that is wanted. If a job has no entry, run 1 is wanted.
         self.runs: dict[str, int] = manifest["runs"]
 
-        # Whether jobs that are made now would get the same ids as the planned jobs.
+        # Whether jobs made now would get the ids of the planned jobs. Only then may they be published.
         self.may_publish: bool = self.prompt_form == form_of(self.request)
         self._submitted_lines = Lines(folder / "submitted.jsonl", self._is_owner)
         self.confirmed_runs: dict[str, int] = {}  # job id -> the last run that the broker confirmed

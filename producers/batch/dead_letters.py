@@ -35,7 +35,7 @@ class Letter:
     """A dead letter: which job it is about, and why the job died."""
 
     envelope: Envelope
-    error: str  # class name of the error in Kvasir
+    error: str  # name of Kvasir's error class
     message: str  # the error's text
     queue: str  # the queue from which the job was last taken
     failed_at: int  # seconds since the epoch, by the clock of the worker that gave up the job; 0: unknown

@@ -27,7 +27,7 @@ _CONFIRMS_A_WRITE = 500
 _RESULTS_A_WRITE = 500
 _STEPS = 20  # the progress bar has at least this many steps
 _BACKLOG_WAIT_S = 5.0
-# After this many checks without a new result, the runner looks for lost jobs and for results that don't arrive.
+# After this many checks without a new result, the runner looks for lost jobs and for results that have not arrived.
 _QUIET_LOOKS = 3
 _LOOKS_BEFORE_GIVING_UP = 2  # a result may have left its queue, but not arrived here yet
 

@@ -99,7 +99,7 @@ def test_one_machine_alone(site: Site) -> None:
 def test_an_unknown_machine_and_a_role_that_has_not_spoken_are_named(site: Site) -> None:
     done = site.logs("three")
     assert done.code == 2
-    assert "there is no machine 'three' in the configuration; it has: one, two, away" in done.stderr
+    assert "there is no machine 'three' in the configuration; configured machines: one, two, away" in done.stderr
     log = site.machines["two"].home / "kvasir/log/kvasir-decode-m-1b.log"
     log.rename(site.folder / "aside")
     try:

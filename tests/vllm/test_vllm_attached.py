@@ -183,7 +183,7 @@ def test_another_model_than_the_one_that_is_served_is_refused(server: VLLMServer
     (other / "config.json").write_text(json.dumps(config))
     with pytest.raises(ConfigError, match=r"from the one in weights: its intermediate_size is \d+, but .*999"):
         attach(EngineOptions(f"{server.url}?model={other}"))
-    with pytest.raises(ConfigError, match=r"holds only 8,192 tokens, not 9,000: .*--max-model-len"):
+    with pytest.raises(ConfigError, match=r"holds only 8,192 tokens, fewer than the 9,000 .*--max-model-len"):
         attach(EngineOptions(server.url, context=9000))
     with pytest.raises(ConfigError, match="use 'model' or 'shared'"):
         attach(EngineOptions(f"{server.url}?slots=/dev/shm"))

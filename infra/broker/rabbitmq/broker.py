@@ -233,7 +233,7 @@ class RabbitMQBroker(Broker):
             self._converse(
                 f"looking for {queue}", lambda channel: channel.call("queue_declare", queue=queue, passive=True)
             )
-        # RabbitMQ 4.3 can refuse even this check. Then the first use of the queue will show whether it exists.
+        # RabbitMQ 4.3 can refuse even this check. In that case, the first use of the queue will show whether it exists.
         except ConfigError:
             return
         except NoQueue as error:

@@ -43,8 +43,8 @@ Task = Callable[[], None]
 # With a shorter interval, a working connection could be given up by mistake. Every job that was delivered on it would
 # then be decoded again.
 HEARTBEAT_S = 20
-# A memory or disk alarm blocks publishers. If they stay blocked for this long, the connection is closed and opened
-# again.
+# A memory or disk alarm blocks publishers. If they stay blocked for this many seconds, the connection is closed and
+# opened again.
 BLOCKED_S = 300
 CONNECT_S = 5
 # If there are several addresses, the first attempt at each address takes at most this long. Later attempts take at most
@@ -164,7 +164,7 @@ class Connection:
         self._choices = list(settings)
         self._make_wire = make_wire
         self._choice = 0
-        # How often all addresses have been tried since the connection was last open.
+        # How many times all addresses have been tried since the connection was last open.
         self._rounds = 0
         # While another address is in use, this second connection tries the preferred address.
         self._better: GuardedConnection | None = None

@@ -277,7 +277,7 @@ class Stream:
         if self._in_flight >= self._window:
             # Wait until a tenth of the window is free. If this thread went on after every confirm, the CPU would switch
             # between it and the IO thread for each message. If this thread waited until more is free, the broker would
-            # run out of messages: the IO thread sends hardly any while this thread makes new ones.
+            # run out of messages, because the IO thread sends hardly any while this thread makes new ones.
             while self._in_flight > self._window - max(1, self._window // 10):
                 self._settle_one(on_confirmed)
         while not self.outcomes.empty():
@@ -288,7 +288,8 @@ class Stream:
             outgoing, error = self.outcomes.get(timeout=self._timeout_s)
         except queue.Empty:
             raise BrokerUnavailable(
-                f"no confirm from the broker within {self._timeout_s:g} s; {self._in_flight} messages are unconfirmed"
+                f"no confirmation from the broker within {self._timeout_s:g} s; {self._in_flight} messages "
+                "are unconfirmed"
             ) from self._error
         self._in_flight -= 1
         if error:

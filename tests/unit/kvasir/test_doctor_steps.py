@@ -43,7 +43,7 @@ def unreachable(number: int) -> OSError:
         (stopped("log in"), "hangs"),
         (stopped("8 KB"), "mtu"),
         (
-            stopped("8 KB", BrokerUnavailable("no confirm from the broker within 3 s; 1 messages are unconfirmed")),
+            stopped("8 KB", BrokerUnavailable("no confirmation from the broker within 3 s; 1 message is unconfirmed")),
             "mtu",
         ),
         (stopped("1 MB", BrokerUnavailable("reading x: no answer from the broker in time")), "slow_link"),

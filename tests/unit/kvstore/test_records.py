@@ -246,7 +246,7 @@ def test_a_window_has_the_rows_that_its_position_needs(rows: int) -> None:
 
     refusal = _window_refusal(b"".join(encode(FINGERPRINT, SLIDING, ref, record)))
 
-    assert f"has {rows} rows, but must have 15 to 40" in refusal
+    assert f"has {rows} rows, but must have between 15 and 40" in refusal
 
 
 def test_a_window_that_claims_more_than_any_value_can_hold_is_refused() -> None:

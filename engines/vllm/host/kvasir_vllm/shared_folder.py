@@ -24,7 +24,7 @@ def open_file(folder: int, name: str, flags: int) -> int:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):  # a pipe is refused, because it could block
             raise FileNotFoundError(f"{name} is not a file")
         owner = os.fstat(folder)
-        if flags & os.O_CREAT and owner.st_uid != os.geteuid():  # in a container, this process can be root
+        if flags & os.O_CREAT and owner.st_uid != os.geteuid():  # as root in a container, give it to the folder's owner
             os.fchown(descriptor, owner.st_uid, owner.st_gid)
     except OSError:
         os.close(descriptor)

@@ -205,7 +205,7 @@ def test_a_file_that_is_no_gradebook_is_refused(canvas: Path, gradebook: bytes, 
 
 def test_a_row_that_is_longer_than_the_header_is_refused_unless_only_blanks_follow(canvas: Path) -> None:
     unquoted = GRADEBOOK.replace(b'"Brookside, Benno"', b"Brookside, Benno").replace(b"9.5,,95", b"9.5,,95,")
-    with pytest.raises(ExportError, match="the gradebook, row 4: it has more fields than the header"):
+    with pytest.raises(ExportError, match="the gradebook, row 4: there are more fields than in the header"):
         export_canvas(canvas, unquoted, "701")
 
     trailing = GRADEBOOK.replace(b"9.5,,95", b"9.5,,95, ,")

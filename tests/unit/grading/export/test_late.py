@@ -170,7 +170,7 @@ def test_the_rule_and_the_times_stay_with_the_batch(tmp_path: Path) -> None:
             f"submission,ID,submitted_at\n{ADA},,2026-11-03T23:59Z\n,1,2026-11-04T23:59Z".encode(),
             "times, row 3: '1' has a different time in an earlier row",
         ),
-        (b"student_id,submitted_at\n1,2026-11-03T23:59Z,late, ill", "row 2: it has more fields than the header"),
+        (b"student_id,submitted_at\n1,2026-11-03T23:59Z,late, ill", "row 2: there are more fields than in the header"),
     ],
 )
 def test_a_table_that_is_none_is_refused_and_not_kept(tmp_path: Path, data: bytes, said: str) -> None:

@@ -84,10 +84,10 @@ def test_a_criterion_may_be_named_by_its_title(out: Path) -> None:
         (b"request\nwhy?\n", "the table of requests lacks columns: it needs request, and one of submission"),
         (b"submission,request\nnobody.py,why?\n", "requests, row 2: this class has no submission 'nobody.py'"),
         (b"submission,request\n,why?\n", "requests, row 2: this class has no submission 'nobody'"),
-        (b"ID,request\n100,Why, though? It runs.\n", "requests, row 2: it has more fields than the header; put quotes"),
+        (b"ID,request\n100,Why, though? It runs.\n", "requests, row 2: there are more fields than in the header"),
         (
             b"ID;request\n100;why?\n101;Why; though?\n",
-            "row 3: it has more fields than the header; put quotes around texts that contain",
+            "row 3: there are more fields than in the header; put quotes around values with",
         ),
     ],
 )
