@@ -58,17 +58,17 @@ class EngineInfo:
     slots: int  # how many sequences the engine decodes at once
     fingerprint: str  # identifies the KV family (shapes, RoPE, tokenizer, weights); "" if no KV cache is transferred
     tokenizer: str  # hash of the vocabulary
-    layout: KVLayout | None  # None: the engine transfers no KV cache
+    layout: KVLayout | None  # None if the engine transfers no KV cache
     capabilities: Capabilities
     chars_per_token: float = 0.0  # measured on a sample of code and prose; 0: unknown
-    ropes: tuple[Rope, ...] = ()  # RoPE of the full-attention layers, then of the windowed layers; (): not known
+    ropes: tuple[Rope, ...] = ()  # RoPE of the full-attention layers, then of the windowed layers; empty if not known
     vocabulary: int = 0  # number of token ids; 0: unknown, so no sketch is made
     rounding: str = "f32"  # precision of the weights: f32, f16, bf16, q8 or q4 (anything coarser than 8 bits)
     build: str = ""  # version of the program that runs the model
-    slot_file_version: str = ""  # format of the engine's KV cache files; "": it uses no files
-    outside: str = ""  # host outside private networks that gets the prompts; "": there is none
+    slot_file_version: str = ""  # format of the engine's KV cache files; empty if it uses no files
+    outside: str = ""  # host outside private networks that gets the prompts; empty if there is none
     prefill_slots: int = 1  # how many prompts prefill takes at once
-    weights: str = ""  # the weights' own fingerprint, if `fingerprint` names a family; "": the same as `fingerprint`
+    weights: str = ""  # the weights' own fingerprint, if `fingerprint` names a family; empty if it is the same
 
     def require_capacity(self, tokens: int) -> None:
         """Raises ContextExceeded unless the context holds `tokens`."""

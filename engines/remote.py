@@ -266,7 +266,7 @@ class TextOnly(Generic[S]):
         self._server_name = server_name
         self._context = context
         self._letters_per_token = LETTERS_PER_TOKEN
-        self._neighbours_bytes_per_token = 0.0  # mean over recently answered prompts; 0: none yet
+        self._neighbours_bytes_per_token = 0.0  # mean over recently answered prompts; 0 before the first
 
     @property
     def outage(self) -> str:

@@ -22,7 +22,7 @@ class Rope:
 
     frequencies: tuple[float, ...]
     scale: float = 1.0  # factor by which the rotated numbers are multiplied: YaRN's attention factor (mscale)
-    base: float = 0.0  # the base that the model states, for messages about a difference; 0: no base is known
+    base: float = 0.0  # the base that the model states, for messages about a difference; 0 if no base is known
 
     def __str__(self) -> str:
         pairs = len(self.frequencies)

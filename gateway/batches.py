@@ -71,7 +71,7 @@ class StoredBatch:
     error_file_id: str = ""
     errors: tuple[str, ...] = ()
     endpoint: str = prompt_lines.CHAT
-    output_expires_s: int = 0  # seconds until an output file is deleted; 0: never deleted
+    output_expires_s: int = 0  # seconds until an output file is deleted; with 0, it is never deleted
 
     @property
     def expires(self) -> float:

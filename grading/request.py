@@ -10,8 +10,8 @@ from grading.rubric.rubric import Aspect
 from grading.submissions.reading import Submission, inputs_inside, list_submissions, read_submissions
 from grading.submissions.tokens import LETTERS_PER_TOKEN
 
-# "together": one answer covers all criteria. "criteria": each criterion has its own answer, and all answers use one KV
-# cache.
+# With "together", one answer covers all criteria. With "criteria", each criterion has its own answer, and all answers
+# use one KV cache.
 AskForm = Literal["together", "criteria"]
 ASK_FORMS: tuple[AskForm, ...] = ("together", "criteria")
 

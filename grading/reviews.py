@@ -42,7 +42,7 @@ class Override:
     """One decision. A field that is None keeps what the models said."""
 
     item_id: str  # `Grade.item_id`, or the submission's name
-    criterion_id: str | None  # None: the decision is about the whole submission
+    criterion_id: str | None  # None if the decision is about the whole submission
     points: Points | None
     feedback: str | None
     reason: str

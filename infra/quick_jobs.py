@@ -36,7 +36,7 @@ GROUP_S = 0.02
 GROUP_PATIENCE_S = 0.5
 # Maximum time that quick jobs wait behind a job that turns out to be slow.
 _FULL_S = 1.0
-_SLOW_S = 2 * QUICK_S  # jobs that take this long don't count as quick
+_SLOW_S = 2 * QUICK_S  # jobs that take this many seconds don't count as quick
 _LARGE_BYTES = 16 * 1024
 
 
@@ -130,7 +130,7 @@ class QuickJobs(OneByOne[T]):
         self._help = group_help
         self._measured_s = _SLOW_S
         self._consumer: QuickConsumer | None = None
-        self._full_since = 0.0  # when all slots became busy (monotonic clock); 0: a slot was free at the last check
+        self._full_since = 0.0  # when all slots became busy (monotonic clock); 0 if a slot was free at the last check
         self._group_commit = GroupCommit("committing", commit, HELD_IF_INSTANT)
         self._of_thread = threading.local()  # `.ready`: the outcomes of the group that the thread is handling
 

@@ -173,7 +173,7 @@ class ConsumerLoop:
         self._late_because = ""
         self._hours = ALL_HOURS  # the hours in which this loop takes jobs
         self._bulk = topology.work_queue(stage, model, "bulk")
-        # When the loop began to wait for a job (monotonic clock); inf: it is not waiting.
+        # When the loop began to wait for a job (monotonic clock); inf while it is not waiting.
         self._listening_since = math.inf
         self._subscription_lost = False  # whether the broker has jobs but delivers none
         self._pause_reason = ""

@@ -61,7 +61,7 @@ class Outcome:
     counts: Counts
     grades: list[Grade]  # grades of the submissions in this run
     whole: list[Grade]  # grades of the whole class
-    worked: bool  # False: the run called no engine, because all grades existed already
+    worked: bool  # False if the run called no engine, because all grades existed already
     alarms: tuple[str, ...] = ()  # warnings about the grades of the class as a whole
     note: str = ""  # why the grades are not up to date
     go_on: str = ""  # how to continue with the jobs that are still open

@@ -54,7 +54,7 @@ class Regrade:
             self._request = replace(request, rubric=rubric.resolve() if rubric else request.rubric, copies={})
             self._assignment = class_run.read_class(batch, self._request)
             graded_criteria = {criterion.id for grade in self._saved_class.grades for criterion in grade.criteria}
-            self.place = self._round_to_go_on()  # the round's folder; None: a new round is needed
+            self.place = self._round_to_go_on()  # the round's folder; None if a new round is needed
             self.cost = cost_of(
                 self._assignment, batch.entries, batch.succeeded_ids, graded_criteria, _answered_jobs(self.place)
             )

@@ -47,7 +47,7 @@ class CachedKVStore(KVStore):
             with contextlib.suppress(StoreUnavailable):
                 self._store.find_missing(shared_refs)
         blocks = [cached_blocks[ref] if ref in cached_blocks else next(stored_blocks) for ref in refs]
-        # Tagged blocks are not kept: each is needed only once, by the decode of its job or by the next turn.
+        # Tagged blocks are not kept, because each is needed only once, by the decode of its job or by the next turn.
         pairs = zip(refs, blocks, strict=True)
         self._keep(fingerprint, layout, [(ref, block) for ref, block in pairs if ref.is_shared and not ref.is_tagged])
         return blocks

@@ -66,7 +66,7 @@ class Sampling:
     top_k: int = 0  # 0: no limit
     seed: int = 0
     stop: tuple[str, ...] = ()
-    json_schema: str = ""  # the schema as JSON text; "": the answer may have any form
+    json_schema: str = ""  # the schema as JSON text; if empty, the answer may have any form
     answers: int = 1  # answers to generate from one KV cache; each has its own seed: seed, seed + 1, …
 
     def __post_init__(self) -> None:
@@ -186,11 +186,11 @@ class PrefillJob:
     submitted_at: float = 0.0  # seconds since the epoch, by the store's clock; chat templates see this time
     deadline: float = 0.0  # seconds since the epoch, by the store's clock; 0: no deadline
     reply_to: str = ""  # queue that takes the result
-    stream_to: str = ""  # queue for TokenEvents; "": nobody reads them
+    stream_to: str = ""  # queue for TokenEvents; empty if nobody reads them
     tokens: tuple[int, ...] = ()
     shared_tokens: int = 0  # how many of `tokens` belong to parts of scope `class`, which are the same for all students
     questions: tuple[Question, ...] = ()
-    tag: str = ""  # names the conversation whose KV cache is kept for the next turn; "": none is kept
+    tag: str = ""  # names the conversation whose KV cache is kept for the next turn; empty if none is kept
 
     def __post_init__(self) -> None:
         if self.tag != "":
@@ -355,7 +355,7 @@ class StoredKV:
     num_tokens: int  # tokens covered, from the start of the prompt: `PrefillJob.kv_tokens`
     shared_tokens: int  # number of leading tokens in blocks that are keyed by content; a multiple of the block length
     stored_bytes: int = 0
-    sketch: str = ""  # hexadecimal hash of the prefill engine's sketch; "": it stored no sketch
+    sketch: str = ""  # hexadecimal hash of the prefill engine's sketch; empty if it stored no sketch
 
     def __post_init__(self) -> None:
         checks.identifier("fingerprint", self.fingerprint)

@@ -100,7 +100,7 @@ class Link:
     put_mb_per_s: float = 0.0  # MB/s to the peer on one connection; 0: not measured
     parallel_mb_per_s: float = 0.0  # MB/s from the peer on several connections together; 0: not measured
     card_mb_per_s: float = 0.0  # MB/s that this machine's fastest network card has negotiated; 0: not measured
-    stalls_at: int = 0  # size in bytes of the smallest test message that did not get through; 0: all got through
+    stalls_at: int = 0  # size in bytes of the smallest test message that did not get through; 0 if all got through
     rmem_max: int = 0  # the largest receive buffer, in bytes, that a program on this machine can request
 
     def __post_init__(self) -> None:
@@ -124,9 +124,9 @@ class WorkerDetails:
     clock_s: float = 0.0  # seconds by which the machine's clock is ahead of the store's
     engine_build: str = ""
     slot_file_version: str = ""  # version of the KV cache files that the worker's engine reads and writes
-    paused_because: str = ""  # a sentence that says why the worker paused itself; "": it is not paused
+    paused_because: str = ""  # a sentence that says why the worker paused itself; empty if it is not paused
     template: str = ""  # hash of the prompts that the worker's chat template makes of fixed conversations
-    turns: int = 0  # number of `bulk` queues that the worker serves in turn; 0: only the first
+    turns: int = 0  # number of `bulk` queues that the worker serves in turn; 0 means only the first
 
     def __post_init__(self) -> None:
         checks.tuple_of("roles", self.roles, str, 2)
@@ -170,7 +170,7 @@ class WorkerInfo:
     model: str  # the model whose queue the worker serves
     engine: str
     device: str  # "cpu", "cuda", "metal", "simulated"
-    fingerprint: str  # identifies the KV family; "": the worker can't transfer KV caches
+    fingerprint: str  # identifies the KV family; empty if the worker can't transfer KV caches
     tokenizer: str  # hash of the tokenizer; producers without this tokenizer estimate token counts by `chars_per_token`
     context: int  # tokens
     slots: int
@@ -180,7 +180,7 @@ class WorkerInfo:
     chars_per_token: float = 0.0  # measured on a sample text; 0: unknown
     busy: int = 0  # slots in use
     done: int = 0  # jobs finished since start
-    tokens_per_s: float = 0.0  # moving average of the rate in the worker's stage; 0: nothing measured yet
+    tokens_per_s: float = 0.0  # moving average of the rate in the worker's stage; 0 if nothing was measured yet
     transfers_kv: bool = False  # proved at start
     off: str = ""  # why the worker takes no jobs now: paused, outside its hours, SELF_PAUSED or ENGINE_AWAY
     notes: str = ""  # one sentence for the operator

@@ -75,7 +75,7 @@ class Admission:
         self._name = name
         self._decode_waits = decode_waits
         self._clock = clock
-        self._refused_bytes = 0  # bytes that the last refused job needed; 0: admission is open
+        self._refused_bytes = 0  # bytes that the last refused job needed; 0 while admission is open
         self._next_look = 0.0
         # Time of the last check that found a job waiting for decode, or of the last refusal if that was later.
         self._idle_since = 0.0

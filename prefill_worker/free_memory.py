@@ -36,7 +36,7 @@ class FreeMemory:
         self._least_bytes = least_bytes
         self._others_serve = others_serve
         self._available = available or available_bytes
-        # KV bytes that the last refused job needed; 0: this worker takes jobs.
+        # KV bytes that the last refused job needed; 0 while this worker takes jobs.
         self._refused_bytes = 0
         # KV bytes of the prompts in prefill, whether or not the engine has allocated this memory yet.
         self._reserved_bytes = 0

@@ -66,7 +66,7 @@ class Launch:
     tokens: int
     slots: int
     slot_folder: Path  # of mode 0700
-    threads: int = 0  # number of CPU threads; 0: the server chooses
+    threads: int = 0  # number of CPU threads; with 0, the server chooses
     architecture: str = ""  # the weights' architecture, for error messages
     health_s: float = PATIENCE_S  # a server that does not answer /health within this time is killed
 

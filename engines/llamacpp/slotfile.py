@@ -219,7 +219,7 @@ class _SlotFileReader:
         self._data = data
         self._position = 0
         if bytes(self.read_bytes(4, "magic")) != MAGIC:
-            raise KVTransferFailed("not a llama.cpp slot file")
+            raise KVTransferFailed("the file is not a llama.cpp slot file")
         self.version = self.u32("version")
         if self.version not in _VERSIONS:
             known = ", ".join(map(str, _VERSIONS))

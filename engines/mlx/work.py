@@ -41,7 +41,7 @@ class PromptWork(ABC):
         self.to_feed = to_feed
         self.prefix_cache = prefix_cache
         # The state of the MLX caches after `prefix_cache` was loaded into them. The first decode fills the list, and
-        # later decodes start from it. None: this cache is not pinned.
+        # later decodes start from it. It is None if this cache is not pinned.
         self.fork: list[mlx_kv.CacheState] | None = None
         self.is_abandoned = False  # set by the caller when it stops listening
         self.caches: list[Any] = []

@@ -97,7 +97,7 @@ class Copies:
     """Blocks that are being copied to this machine's memory."""
 
     blocks: tuple[Block, ...]
-    copy_event: torch.cuda.Event | None  # None: all blocks have been copied
+    copy_event: torch.cuda.Event | None  # None if all blocks have been copied
 
     def wait_for_blocks(self) -> Iterator[Block]:
         """The blocks, after waiting for their copies."""

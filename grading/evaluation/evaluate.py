@@ -39,7 +39,8 @@ class Evaluation:
     title: str
     submissions: int
     agreements: Mapping[str, Sequence[Agreement]]
-    # For each kind of doubt, the counts of submissions: flagged, flagged_wrong, unflagged and unflagged_wrong.
+    # For each kind of doubt, the counts of submissions under the keys flagged, flagged_wrong, unflagged and
+    # unflagged_wrong.
     doubts: Sequence[Mapping[str, Any]]
     # For each bin of likelihoods, the share of grades that equal the person's, and the mean likelihood.
     reliability: Sequence[Sequence[float]]

@@ -58,7 +58,7 @@ class Request:
     # twice.
     id: str
     item_id: str  # `Grade.item_id`
-    criterion_id: str | None  # None: the request is about the whole grade
+    criterion_id: str | None  # None if the request is about the whole grade
     text: str
     points: Points | None
     by: str = ""

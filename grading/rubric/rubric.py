@@ -212,7 +212,7 @@ def _parse_json(file: str, text: str) -> Any:
     try:
         return json.loads(text, object_pairs_hook=no_repeats)
     except json.JSONDecodeError as error:
-        raise RubricError(f"{file}: line {error.lineno}, column {error.colno}: not JSON: {error.msg}") from None
+        raise RubricError(f"{file}: line {error.lineno}, column {error.colno} is not JSON: {error.msg}") from None
     except (ValueError, RecursionError) as error:
         raise RubricError(f"{file}: the file is JSON, but it can't be read: {error}") from None
 

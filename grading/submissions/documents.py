@@ -22,7 +22,7 @@ from producers.words import plural
 
 # Limits for a Word document, which is a zip: uncompressed bytes, and number of files.
 _MAX_EXPANDED, _MAX_FILES = 64 * MIB, 2_000
-# Limits for each XML file that is read: bytes and tags.
+# Limits on the bytes and the tags of each XML file that is read.
 _MAX_XML, _MAX_TAGS = 16 * MIB, 400_000
 # Limits for a PDF. Operators are counted over all pages together.
 _MAX_PAGES, _MAX_PAGE_BYTES, _MAX_OPERATORS = 300, 16 * MIB, 1_000_000

@@ -202,11 +202,11 @@ def _load_json(text: str) -> dict[str, Any]:
     except (RecursionError, MemoryError):
         raise Unreadable("it is nested too deeply to be a notebook; save it again in Jupyter") from None
     except json.JSONDecodeError as error:
-        raise Unreadable(f"not valid JSON: {error}; save it again in Jupyter") from None
+        raise Unreadable(f"it is not valid JSON: {error}; save it again in Jupyter") from None
     except ValueError:  # a number has more digits than Python can convert
-        raise Unreadable("not a notebook: it contains a number with thousands of digits") from None
+        raise Unreadable("it is not a notebook, because it contains a number with thousands of digits") from None
     if not isinstance(notebook, dict):
-        raise Unreadable("not a notebook: its JSON is not an object")
+        raise Unreadable("it is not a notebook, because its JSON is not an object")
     return notebook
 
 
@@ -218,7 +218,7 @@ def _cells(notebook: Mapping[str, Any]) -> list[Any]:
     if isinstance(sheets, list):
         lists = [as_dict(sheet).get("cells") for sheet in sheets]
         return [_from_v3(cell) for cells in lists if isinstance(cells, list) for cell in cells]
-    raise Unreadable("not a notebook: it has no list of cells, which nbformat 3 and 4 require")
+    raise Unreadable("it is not a notebook, because it has no list of cells, which nbformat 3 and 4 require")
 
 
 def _from_v3(cell: Any) -> Any:

@@ -47,9 +47,9 @@ class Settlement:
     """A message whose confirm settles an attempt, and the event and the failpoint that follow."""
 
     attempt: Attempt[Any]
-    to: Address | None  # None: there is no message to publish
+    to: Address | None  # None if there is no message to publish
     message: Message
-    step: Step | None = None  # None: the job goes back to its queue, and there is no event
+    step: Step | None = None  # None if the job goes back to its queue, and there is no event
     place: str = ""
     facts: dict[str, Any] = field(default_factory=dict)
 

@@ -53,7 +53,7 @@ class Order:
     config: Path
     settings: Settings
     ssh_config: Path | None
-    wheel: Path | None  # None: a wheel is built from this checkout
+    wheel: Path | None  # None if a wheel is built from this checkout
     services: bool  # set up the broker and the store instead of the workers
     with_weights: bool  # also copy the models' weights
     dry_run: bool

@@ -29,7 +29,7 @@ from messages.errors import ConfigError, StoreUnavailable, UsageError
 from producers.words import plural
 
 EVERY_MODEL = "*"
-_LOCAL_REGISTRATIONS_S = 10.0  # Kvasir waits up to this long for the workers in this process to register
+_LOCAL_REGISTRATIONS_S = 10.0  # Kvasir waits at most this many seconds for the workers in this process to register
 _TRIAL_COLUMNS = (
     *("", "model", "prefill", "decode", "KV transfer"),
     *("evaluated", "prefill tokens/s", "put ≥ MB/s", "get MB/s", "decode tokens/s", "seconds"),

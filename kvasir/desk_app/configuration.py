@@ -16,7 +16,7 @@ from kvasir.connect import connect, is_cluster
 from messages.errors import KvasirError
 from producers.client import Client
 
-_FRESH_S = 1.5  # all pages share one view of the fleet, which is cached for this long
+_FRESH_S = 1.5  # all pages share one view of the fleet, which is cached for this many seconds
 
 
 class DeskBackend:

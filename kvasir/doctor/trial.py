@@ -25,7 +25,7 @@ from producers.words import plural
 PROMPT_TOKENS = 2000
 ANSWER_TOKENS = 64
 JOBS_PER_PAIR = 4
-_LATE_S = 5.0  # an expired job's result comes at most this long after the deadline
+_LATE_S = 5.0  # an expired job's result comes at most this many seconds after the deadline
 
 _SUBJECTS = ("river", "ferry", "bridge", "market", "garden", "school", "library", "harbour")
 _PLACES = ("in the north", "by the sea", "near the old town", "on the hill", "under the trees", "at the border")

@@ -56,7 +56,7 @@ class DecodeOptions:
     slots: int = 0
     kv_cache_gb: float = 2.0  # memory for shared blocks
     steal: tuple[str, ...] = ()  # models whose jobs the worker is allowed to steal, or "all"
-    memory_gb: float = 0.0  # limit for the weights of all models in memory; 0: most of the machine's memory
+    memory_gb: float = 0.0  # limit for the weights of all models in memory; 0 means most of the machine's memory
 
 
 @dataclass(frozen=True, slots=True)

@@ -282,7 +282,7 @@ class Batch(AbstractContextManager["Batch"]):
     def _look_at_all(self) -> None:
         counted_entries = [entry for entry in self.entries if entry.job_id not in self._passive_ids]
         self._intake = [entry.job_id for entry in counted_entries if entry.role == "intake"]
-        # How each planned job ended; None: the job has not ended.
+        # How each planned job ended; None if the job has not ended.
         self.states: dict[str, State | None] = {entry.job_id: None for entry in self.entries}
         # `open_jobs` contains only jobs that this process waits for.
         self.open_jobs = {entry.job_id: entry for entry in counted_entries}

@@ -24,7 +24,7 @@ class Copy:
     message: Message
     key: str  # the original routing key; a dead-lettered message keeps it
     order: int  # the message's position in the queue; a returned message keeps its position
-    expires_at: float = 0.0  # monotonic time; 0: the message never expires
+    expires_at: float = 0.0  # monotonic time; 0 if the message never expires
     returns: int = 0
 
 
@@ -34,7 +34,7 @@ class EmbeddedQueue:
 
     name: str
     arguments: Mapping[str, str | int] = field(default_factory=dict)
-    owner: object = None  # the only client that is allowed to read the queue; None: every client is allowed
+    owner: object = None  # the only client that is allowed to read the queue; None if every client is allowed
     ready: list[tuple[int, Copy]] = field(default_factory=list)  # a heap, ordered by `order`
 
 

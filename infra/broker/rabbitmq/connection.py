@@ -47,8 +47,8 @@ HEARTBEAT_S = 20
 # opened again.
 BLOCKED_S = 300
 CONNECT_S = 5
-# If there are several addresses, the first attempt at each address takes at most this long. Later attempts take at most
-# CONNECT_S.
+# If there are several addresses, the first attempt at each address takes at most this many seconds. Later attempts take
+# at most CONNECT_S.
 GLANCE_S = 0.8
 RETURN_S = 10.0  # pause between two checks for a better address
 _BATCH_TASKS = 200

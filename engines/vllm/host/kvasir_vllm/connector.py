@@ -36,7 +36,7 @@ _SHARED_MEMORY = "/dev/shm"
 _WORD = re.compile(r"[A-Za-z0-9_-]{1,100}")  # a path component that can't lead out of the folder
 _SIZES = ("model_type", "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
 _NUMPY_TYPES = {"f32": "<f4", "f16": "<f2", "bf16": "<u2"}
-_PATIENCE_S = 10.0  # a slow reader has this long to receive a message; a reader that is gone is noticed at once
+_PATIENCE_S = 10.0  # a slow reader has this many seconds to receive a message; a reader that is gone is noticed at once
 
 
 @dataclass
@@ -47,7 +47,7 @@ class TransferRequest:
     folder: str
     length: int  # of its prompt
     block: int
-    emitted_until: int | None  # the blocks up to this position have been sent; None: no blocks were requested
+    emitted_until: int | None  # the blocks up to this position have been sent; None if no blocks were requested
     inject: tuple[str, int] | None
     evaluated_tokens: int = 0  # how many of the prompt's tokens vLLM has scheduled
     loading: bool = False

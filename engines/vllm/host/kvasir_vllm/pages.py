@@ -79,7 +79,7 @@ class Pages:
         first, last = begin // self.tokens, -(-(begin + count) // self.tokens)
         offset = begin - first * self.tokens
         pages = torch.arange(last - first, device=self._positions.device)[:, None] * self._positions.numel()
-        # One row for each position to write: the places of its numbers in the flattened `contents`.
+        # One row for each position to write, with the places of its numbers in the flattened `contents`.
         places = (pages + self._positions[None]).reshape((last - first) * self.tokens, -1)[offset : offset + count]
         for layer, layer_data in zip(layers, data, strict=True):
             cache = self._caches[layer]

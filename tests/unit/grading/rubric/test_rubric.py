@@ -179,7 +179,7 @@ def test_a_missing_key_is_named(tmp_path: Path, key: str) -> None:
         (rubric_data(criterions=[]), "unknown key 'criterions'; did you mean 'criteria'?"),
         ([1], "the rubric must contain keys and values"),
         ('{"title": "a",\n "title": "b"}', "the key 'title' occurs twice"),
-        ('{"title": "a",\n oops}', "line 2, column 2: not JSON"),
+        ('{"title": "a",\n oops}', "line 2, column 2 is not JSON"),
         ("[" * 100_000, "the file is JSON, but it can't be read"),
         (b'{"title": \n "\xff"}', "line 2 is not UTF-8; save the file as UTF-8"),
         (b" " * ((1 << 20) + 1), "larger than 1 MiB"),
