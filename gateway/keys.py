@@ -121,7 +121,8 @@ class KeyRing:
     def __init__(self, path: Path) -> None:
         """Raises ConfigError if the file exists and can't be used."""
         keys = read_keys(path)
-        # This is decided only once, at the start: deleting the key file must not open a running gateway to everybody.
+        # This is decided only once, at the start, because deleting the key file must not open a running gateway to
+        # everybody.
         self.is_required = keys is not None
         self._path = path
         self._keys = keys or []

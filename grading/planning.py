@@ -203,7 +203,7 @@ def select_unfinished(batch: Batch, assignment: Assignment, previous_class: Grad
     """Select the submissions with a job that has not succeeded, and those about which nothing is known."""
     succeeded_ids = batch.succeeded_ids
     unfinished_ids = {entry.item_id.rpartition(".")[0] for entry in batch.entries if entry.job_id not in succeeded_ids}
-    # Compare item ids, not names: newer work without a grade can have the same name as older work with a grade.
+    # Compare item ids, not names, because newer work without a grade can have the same name as older work with a grade.
     graded_ids = (
         {grade.item_id for grade in previous_class.grades if not grade.has_nothing_yet} if previous_class else set()
     )

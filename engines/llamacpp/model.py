@@ -196,7 +196,7 @@ def effective_rope(gguf: GGUFFile) -> Rope:
     if scaling not in ("none", "linear", "yarn") or gguf.hyperparameter("rope.scaling.yarn_log_multiplier"):
         raise KVTransferFailed(f"Kvasir does not know how llama.cpp computes RoPE scaling of the type {scaling!r:.40}")
     frequencies = plain(base, dimensions)
-    # Of the known architectures, only llama uses the RoPE factors in the file.
+    # llama is the only known architecture that uses the RoPE factors in the file.
     if gguf.architecture == "llama" and len(gguf.rope_factors) == len(frequencies):
         frequencies = [f / slower for f, slower in zip(frequencies, gguf.rope_factors, strict=True)]
     if scaling == "linear":

@@ -153,8 +153,8 @@ class OpenAIServer(RemoteServer):
                 headers={"Accept-Encoding": "identity", **key_header},
                 # Nothing is decompressed, because data could grow a thousandfold before its size is checked.
                 auto_decompress=False,
-                # There is no read timeout: a server can send nothing for minutes while it loads its model or reads a
-                # long prompt. The caller's stop event can end such a request.
+                # There is no read timeout, because a server can send nothing for minutes while it loads its model or
+                # reads a long prompt. The caller's stop event can end such a request.
                 timeout=aiohttp.ClientTimeout(total=None, connect=CONNECT_S),
                 cookie_jar=aiohttp.DummyCookieJar(),
                 # No proxy from the environment is used and no redirect is followed, so prompts go only to this address.

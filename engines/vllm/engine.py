@@ -403,8 +403,8 @@ def _cache_bytes(layout: KVLayout, context: int, sequences: int) -> int:
     smaller, larger = sorted((full, window_count or full))
     group = larger if larger < 1.5 * smaller else smaller  # vLLM pads its groups of layers to equal size
     pages = sequences * -(-full // group) * (-(-context // _PAGE_TOKENS) + 1)
-    # Besides the windows, there must be room for two chunks: while vLLM computes one chunk, it has already scheduled
-    # the next.
+    # Besides the windows, there must be room for two chunks, because while vLLM computes one chunk, it has already
+    # scheduled the next.
     chunks = min(context, 2 * _LONGEST_CHUNK_TOKENS)
     window_pages = sequences * (-(-min(context, layout.window) // _PAGE_TOKENS) + 2) + -(-chunks // _PAGE_TOKENS)
     pages += -(-window_count // group) * window_pages

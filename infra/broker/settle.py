@@ -112,7 +112,7 @@ class Settler:
                 self.settle_stop(attempt)
             except Exception as error:  # noqa: BLE001  `settle_error` distinguishes the errors
                 self.settle_error(attempt, error)
-        except BrokerUnavailable:  # only if this process closed its connection; the broker then redelivers the job
+        except BrokerUnavailable:  # raised only if this process closed its connection; the broker redelivers the job
             log.warning("job %s: left unacked, the broker connection is closed", attempt.envelope.job_id)
 
     def settle(self, *ready: Settlement) -> None:
@@ -147,7 +147,7 @@ class Settler:
     def settle_stop(self, attempt: Attempt[Any]) -> None:
         """Settle an attempt that was stopped, by its reason. Without a reason, the job goes back to its queue."""
         envelope, reason = attempt.envelope, attempt.why_stopped
-        if reason == "cancelled":  # no result is sent: the batch's owner has written one itself
+        if reason == "cancelled":  # no result is sent, because the batch's owner has written one itself
             self._ack(attempt)
         elif reason == "expired":
             self.settle(replying(attempt, _result(envelope, "expired", None)))

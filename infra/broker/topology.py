@@ -177,8 +177,8 @@ def exchanges(cluster: bool = False) -> Iterator[ExchangeSpec]:
     yield ExchangeSpec(DEAD, "direct")
     yield ExchangeSpec(CONTROL, "fanout")
     yield ExchangeSpec(STREAM, "direct")
-    # Each retry level has a fanout exchange, which ignores the routing key. The key can therefore be the work queue's
-    # name: the message goes to that queue when it is dead-lettered.
+    # Each retry level has a fanout exchange, which ignores the routing key. So the key can be the work queue's name,
+    # and a dead-lettered message goes to that queue.
     yield from (ExchangeSpec(f"kvasir.{retry_level(seconds)}", "fanout") for seconds in RETRY_LEVELS_S)
 
 

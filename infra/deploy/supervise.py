@@ -125,7 +125,7 @@ class SupervisedCommand:
 
     def _run_once(self) -> int | None:
         try:
-            # The child must not inherit the lock: otherwise the lock would outlive the supervisor.
+            # The child must not inherit the lock, because the lock would then outlive the supervisor.
             self._child = subprocess.Popen(self._command, close_fds=True)
         except OSError as error:
             os.write(2, f"supervise: {error}\n".encode())

@@ -34,7 +34,7 @@ from messages.workers import RateCurve
 T = TypeVar("T")
 
 RUNS = 15  # an odd number, so that there is a median
-LONG_CLASS_RUNS = 5  # fewer runs if there are more than LONG_CLASS jobs: chance matters less, and a run takes longer
+LONG_CLASS_RUNS = 5  # fewer runs if there are more than LONG_CLASS jobs, as chance matters less and a run takes longer
 LONG_CLASS = 600
 HAIR = 0.01  # each run changes each machine's rate by up to this share, because real rates vary as much
 

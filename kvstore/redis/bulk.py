@@ -43,7 +43,7 @@ CHUNK_BYTES = 16 << 20
 IDLE_CHUNKS = 16
 ALIGNMENT = 64
 RENEWALS_AHEAD = 256
-GETS_AHEAD = 2  # minimum number of GETs in flight: the server sends the next value while one is checked here
+GETS_AHEAD = 2  # minimum number of GETs in flight, so that the server sends the next value while one is checked here
 
 Item = tuple[str, bytes, memoryview]  # key, and the two parts of its value
 Node = tuple[str, int]  # host and port of a server in a cluster
@@ -289,7 +289,7 @@ class BulkConnection:
     def read_flags(self, count: int) -> list[bool]:
         """Read `count` replies that are :0 or :1, in one system call."""
         replies = bytearray(count * len(_YES))
-        # Even if some replies are errors, enough bytes arrive: an error reply is longer than a flag.
+        # Even if some replies are errors, enough bytes arrive, because an error reply is longer than a flag.
         self._fill(memoryview(replies))
         flags = [bytes(replies[at : at + len(_YES)]) for at in range(0, len(replies), len(_YES))]
         if not {*flags} <= {_YES, _NO}:

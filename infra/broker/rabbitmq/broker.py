@@ -141,8 +141,8 @@ class RabbitMQBroker(Broker):
             channel.call("queue_declare", queue=name, exclusive=True, arguments=_PRIVATE_ARGUMENTS)
             channel.call("queue_bind", queue=name, exchange=exchange, routing_key=name)
 
-        # Declare the queue on the consuming connection: only the connection that declares an exclusive queue can use
-        # it.
+        # Declare the queue on the consuming connection, because only the connection that declares an exclusive queue
+        # can use it.
         converse(self._consuming, f"opening private queue {name}", self._command_timeout_s, talk)
         self._private[name] = exchange
         return name
