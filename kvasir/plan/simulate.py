@@ -88,14 +88,12 @@ class DecoderState:
         self.resident = {worker.model}
         self.busy_s = 0.0
         self.has_both_roles = False
+        # models that it serves without stealing; with both roles, these are all of its models
+        self.home_models = {worker.model}
 
     def is_present(self, now: float) -> bool:
         """Whether the worker has joined and is still alive."""
         return self.worker.joins_s <= now < self.worker.dies_s
-
-    def is_at_home(self, model: str) -> bool:
-        """Whether it serves the model without stealing. A worker with both roles does so for all of its models."""
-        return model == self.worker.model or (self.has_both_roles and model in self.worker.tokens_per_s)
 
     def free_slots(self, now: float) -> int:
         """Return the number of free slots."""
@@ -122,26 +120,28 @@ class MachineState:
         self.is_prefilling = False
         self.forecast_s = math.inf  # latest forecast of when the machine's next sequence ends or begins
         self._seen_s = 0.0
+        self._paces: list[tuple[RunningJob, float]] = []  # since the last event; its sequences, with tokens per second
 
     def advance(self, now: float) -> None:
         """Decode up to now. Must be called before anything changes."""
         elapsed_s = now - self._seen_s
         if not self.is_prefilling:
-            for running_job, pace in self._paces(self._seen_s):
+            for running_job, pace in self._paces:
                 running_job.remaining_tokens -= pace * elapsed_s
             for decoder in self.decoders:
                 decoder.busy_s += elapsed_s * len(decoder.running_jobs)
         self._seen_s = now
 
     def next_change_s(self, now: float) -> float:
-        """Return when the next sequence ends or begins, if nothing else happens."""
+        """Return when the next sequence ends or begins, if nothing else happens. Must be called after every change."""
         if self.is_prefilling:
             return math.inf
+        self._paces = self._paces_at(now)
         begins = [job.decodes_s for decoder in self.decoders for job in decoder.running_jobs if job.decodes_s > now]
-        ends = [now + max(0.0, running_job.remaining_tokens) / pace for running_job, pace in self._paces(now)]
+        ends = [now + max(0.0, running_job.remaining_tokens) / pace for running_job, pace in self._paces]
         return min([*begins, *ends], default=math.inf)
 
-    def _paces(self, now: float) -> list[tuple[RunningJob, float]]:
+    def _paces_at(self, now: float) -> list[tuple[RunningJob, float]]:
         """Return the sequences that are being decoded, each with its tokens per second.
 
         Workers with curves take turns.
@@ -244,14 +244,14 @@ class Stealing:
         return [self._model_work(state, decoder, model) for model in decoder.full_rates]
 
     def _model_work(self, state: "SimulationState", decoder: DecoderState, model: str) -> ModelWork:
-        workers = [each for each in state.decoders if model in each.full_rates and each.is_present(state.now)]
+        workers = [each for each in state.present if model in each.full_rates]
         rate = decoder.full_rates[model]
         return ModelWork(
             queue=self._queue(state, decoder, model),
             ready=state.backlog(model),
             prompts=state.prompts(model),
             own=Peer(decoder.worker.slots, len(decoder.running_jobs), self._service_s(decoder, model)),
-            has_pure_decoders=any(each.is_at_home(model) and not each.has_both_roles for each in workers),
+            has_pure_decoders=any(not each.has_both_roles and model in each.home_models for each in workers),
             share=rate / (sum(each.full_rates[model] for each in workers) or rate),
             prefill_s=state.prompt_s(decoder.worker.machine, model),
             lead_elsewhere=state.lead_elsewhere(decoder.worker.machine, model),
@@ -266,7 +266,7 @@ class Stealing:
 
     def _queue(self, state: "SimulationState", asking: DecoderState, model: str) -> Queue:
         """Return a queue as the worker `asking` sees it. If prefill stops at a watermark, waiting prompts count too."""
-        home = [decoder for decoder in state.decoders if decoder.is_at_home(model) and decoder.is_present(state.now)]
+        home = [decoder for decoder in state.present if model in decoder.home_models]
         peers = [
             Peer(decoder.worker.slots, len(decoder.running_jobs), self._service_s(decoder, model))
             for decoder in home
@@ -288,6 +288,7 @@ class SimulationState:
         self.now = 0.0
         self.fleet = fleet
         self.decoders = [DecoderState(worker) for worker in fleet.decoders]
+        self.present: list[DecoderState] = []  # those that have joined and are still alive
         self.machines = {
             name: MachineState([decoder for decoder in self.decoders if decoder.worker.machine == name])
             for name in fleet.machines()
@@ -299,6 +300,7 @@ class SimulationState:
             decoders = self.machines[name].decoders
             for decoder in decoders:
                 decoder.has_both_roles = True
+                decoder.home_models.update(decoder.full_rates)
             rate = max((decoder.full_rates.get(model, 0.0) for decoder in decoders), default=0.0)
             self._advantages[name, model] = prefiller.best_rate / rate if rate else math.inf
         self._policy = policy
@@ -338,6 +340,7 @@ class SimulationState:
                 self._schedule(decoder.worker.dies_s, self._die, decoder)
         while self._events:
             self.now = self._events[0][0]
+            self.present = [decoder for decoder in self.decoders if decoder.is_present(self.now)]
             for machine in self.machines.values():
                 machine.advance(self.now)
             while self._events and self._events[0][0] <= self.now:
@@ -373,8 +376,8 @@ class SimulationState:
         for name, machine in self.machines.items():
             workers = {worker.model: worker for worker in self.fleet.prefillers if worker.machine == name}
             if (
-                workers
-                and not machine.is_prefilling
+                not machine.is_prefilling
+                and any(map(self.prompts, workers))
                 and (model := self._policy.choose_prompt(self, machine, list(workers)))
             ):
                 machine.is_prefilling = True
@@ -402,6 +405,8 @@ class SimulationState:
             asking = [decoder for decoder in asking if decoder.free_slots(self.now) and self._start_answer(decoder)]
 
     def _start_answer(self, decoder: DecoderState) -> bool:
+        if not any(map(self.backlog, decoder.full_rates)):
+            return False  # the policy need not be asked: that takes the most time of a simulation
         model = self._policy.choose(self, decoder)
         if model is None or not self.backlog(model):
             return False
