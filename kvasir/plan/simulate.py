@@ -405,10 +405,11 @@ class SimulationState:
             asking = [decoder for decoder in asking if decoder.free_slots(self.now) and self._start_answer(decoder)]
 
     def _start_answer(self, decoder: DecoderState) -> bool:
-        if not any(map(self.backlog, decoder.full_rates)):
-            return False  # the policy need not be asked: that takes the most time of a simulation
-        model = self._policy.choose(self, decoder)
-        if model is None or not self.backlog(model):
+        if (
+            not any(map(self.backlog, decoder.full_rates))  # first, because a policy takes long to answer
+            or (model := self._policy.choose(self, decoder)) is None
+            or not self.backlog(model)
+        ):
             return False
         job, prefilled_s, machine = self._decode_queues[model].take()
         decodes_s = self.now + self._setup_s(decoder, job, prefilled_s, machine)

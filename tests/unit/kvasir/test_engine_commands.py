@@ -361,6 +361,11 @@ def test_a_store_that_would_lose_or_write_kv_caches_is_found(
     assert [finding.level for finding in check_redis(NOEVICTION | info, saves)] == levels
 
 
+def test_a_store_without_a_limit_is_told_half_of_its_machines_memory() -> None:
+    (finding,) = check_redis(NOEVICTION | {"maxmemory": 0, "total_system_memory": 16 << 30}, "")
+    assert "maxmemory 8192mb" in finding.todo
+
+
 def test_a_configuration_that_can_not_be_read_is_a_finding() -> None:
     def load() -> Settings:
         raise ConfigError("kvasir.toml line 3: no such key")
