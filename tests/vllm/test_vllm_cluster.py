@@ -1,5 +1,7 @@
 """The demo's class, and models with windows, over RabbitMQ and Redis: vLLM at one end, llama.cpp at the other."""
 
+import subprocess
+import sys
 import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -17,7 +19,7 @@ from kvasir import connect
 from messages.jobs import Sampling, user_prompt
 from messages.workers import ENGINE_AWAY
 from tests.support.homework import Demo, assert_each_once, example, journal, outcomes, same_batch
-from tests.support.processes import ROOT, Cluster
+from tests.support.processes import ROOT, Cluster, environment
 from tests.support.vllm_server import START_S, VLLMServer
 from tests.support.waiting import wait_until
 
@@ -51,6 +53,22 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Demo:
 
 
 @pytest.fixture(scope="module")
+def undecided(demo: Demo, tmp_path_factory: pytest.TempPathFactory) -> set[tuple[str, str, str]]:
+    """What llama.cpp says on two threads, and not on one: sums in another order tip answers of which it is not sure.
+
+    The longest prompt has one, of 7,000 tokens: two words are within 0.24 nats of each other there.
+    """
+    folder = tmp_path_factory.mktemp("two-threads")
+    config = folder / "two.toml"
+    config.write_text(CONFIG.replace("threads = 1", "threads = 2"), "utf-8")
+    out = same_batch(demo.out, folder / "out")
+    command = [sys.executable, "-m", "kvasir", "--config", str(config), "grade", *example(out)]
+    done = subprocess.run(command, env=environment(folder), cwd=ROOT, capture_output=True, text=True, timeout=400)
+    assert done.returncode == 1, done.stderr  # one submission is corrupt
+    return outcomes(out) - outcomes(demo.out)
+
+
+@pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VLLMServer]:
     """A vLLM that somebody else runs."""
     made = VLLMServer(tmp_path_factory.mktemp("vllm"))
@@ -77,7 +95,12 @@ def cluster(tmp_path: Path, broker_url: str, store_url: str) -> Iterator[Cluster
     [("vllm", "llamacpp"), ("llamacpp", "vllm"), ("attached", "llamacpp"), ("llamacpp", "attached")],
 )
 def test_a_class_is_graded_as_by_llamacpp_alone(
-    prefill: str, decode: str, cluster: Cluster, demo: Demo, request: pytest.FixtureRequest
+    prefill: str,
+    decode: str,
+    cluster: Cluster,
+    demo: Demo,
+    undecided: set[tuple[str, str, str]],
+    request: pytest.FixtureRequest,
 ) -> None:
     def options(engine: str) -> tuple[str, ...]:
         if engine != "attached":
@@ -92,11 +115,11 @@ def test_a_class_is_graded_as_by_llamacpp_alone(
     # When the class is graded
     done = cluster.run("grade", *example(out), timeout_s=500)
     assert done.code == 1, done.stderr  # one submission is corrupt
-    assert_as_by_llamacpp_alone(out, demo)
+    assert_as_by_llamacpp_alone(out, demo, undecided)
 
 
 def test_a_server_that_is_killed_amid_a_class_and_started_again_costs_no_answer(
-    cluster: Cluster, demo: Demo, server: VLLMServer
+    cluster: Cluster, demo: Demo, undecided: set[tuple[str, str, str]], server: VLLMServer
 ) -> None:
     # Given a class that is being graded
     out = same_batch(demo.out, cluster.folder / "out")
@@ -120,7 +143,7 @@ def test_a_server_that_is_killed_amid_a_class_and_started_again_costs_no_answer(
     # And a job was tried again, but once only, no answer is missing, and none is another
     assert "attempt 1 failed" in workers[1].text()
     assert "attempt 2 failed" not in workers[1].text()
-    assert_as_by_llamacpp_alone(out, demo)
+    assert_as_by_llamacpp_alone(out, demo, undecided)
 
 
 @pytest.mark.parametrize(("prefill", "decode"), [("vllm", "llamacpp"), ("llamacpp", "vllm")])
@@ -170,11 +193,12 @@ def answers(out: Path) -> list[dict[str, Any]]:
     return [row for row in journal(out) if row["state"] == "succeeded"]
 
 
-def assert_as_by_llamacpp_alone(out: Path, demo: Demo) -> None:
-    """Every answer is the one that llama.cpp gives alone, from a transferred cache of which one token was left."""
+def assert_as_by_llamacpp_alone(out: Path, demo: Demo, undecided: set[tuple[str, str, str]]) -> None:
+    """Every answer is one that llama.cpp gives alone, from a transferred cache of which one token was left."""
     found = answers(out)
     assert len(found) == 28
     assert {row["decode"]["kv_transfer"] for row in found} <= {"verified", "verified-rounded"}
     assert {row["decode"]["evaluated_tokens"] for row in found} == {1}
-    assert outcomes(out) == outcomes(demo.out)
+    assert len(undecided) <= 2
+    assert outcomes(out) <= outcomes(demo.out) | undecided
     assert_each_once(out)
