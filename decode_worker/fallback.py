@@ -57,13 +57,13 @@ class Fallback:
             while capacity > 0 and (delivery := self._pull_job()):
                 self._pass_on(delivery)
                 capacity -= 1
-        # The broker client reconnects by itself, and declares the missing queues again.
+        # The broker client reconnects on its own, and declares the missing queues again.
         except (BrokerUnavailable, NoQueue) as error:
             log.info("could not look for jobs that no prefill worker takes: %s", error)
 
     def _is_needed(self) -> bool:
         registrations = self._cluster_state.registrations()
-        # If this worker's own registration is missing, the store could not be read. Then nothing is known about other
+        # If this worker's own registration is missing, the store could not be read, so nothing is known about other
         # workers.
         if not any(registration.worker_id == self._worker_id for registration in registrations):
             return False

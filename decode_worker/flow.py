@@ -21,11 +21,11 @@ from infra.worker_loop import OneByOne
 from kvstore.base import KVStore
 from messages.errors import BrokerUnavailable, NoQueue
 
-# A slot counts as nearly free if its job will end within this time, or within twice the time that fetching a KV cache
-# takes.
+# A slot counts as nearly free if its job will end within this time, or within twice the time that it takes to fetch a
+# KV cache.
 _SOON_S = 0.5
-# If a job that was fetched ahead gets no slot within this time, the worker expected a free slot too early. The job is
-# then handed back. For long jobs, the limit is a quarter of the mean job time.
+# A job that was fetched ahead is handed back if it gets no slot within this time, because the worker expected a free
+# slot too early. For long jobs, the limit is a quarter of the mean job time.
 _HOLD_S = 2.0
 
 
@@ -120,7 +120,7 @@ class DecodeFlow:
 
     def _receive_pushed(self, timeout_s: float) -> Delivery | None:
         if self._slots.free > self._credit and not self._are_short():
-            # The broker might push fewer jobs than there are free slots. Close the consumer, and pull a job instead.
+            # The broker might push fewer jobs than there are free slots, so close the consumer and pull a job instead.
             self._hand_back(self._stop_flow(), keep_turn=True)
             return self._pull()
         delivery = self._turns.take(lambda: self._consumer.receive(0)) or self._consumer.receive(timeout_s)

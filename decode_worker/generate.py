@@ -56,8 +56,8 @@ log = logging.getLogger(__name__)
 _FAILURES = 3
 _PROBE = bytes(1 << 16)  # about the size of a small KV cache
 _PROBE_EVERY_S = 30.0
-# After a failed KV transfer, a prompt of at most this many tokens is prefilled here. That is faster than sending the
-# job back to prefill and fetching its KV cache again.
+# After a failed KV transfer, a prompt of at most this many tokens is prefilled here, because that is faster than
+# sending the job back to prefill and fetching its KV cache again.
 LOCAL_PREFILL_TOKENS = 256
 # The maximum mean difference between two sets of log-probabilities, in nats. Rounding causes differences of up to 0.11
 # (measured with SmolLM2 as Q4_1, float32 and bfloat16, between llama.cpp and MLX). The KV cache of another prompt
@@ -311,7 +311,7 @@ class Generator:
         engine, job = attempt.loaded_model.engine, attempt.job.job
         stream = _Stream(self._broker, job, attempt.envelope.version) if job.stream_to and is_first else None
         on_text = stream.send if stream else None
-        # This is faster than `isinstance` with a protocol, which makes the same check.
+        # `hasattr` makes the same check as `isinstance` with a protocol, but is faster.
         if hasattr(engine, "decode_text"):
             answer = cast(DecodesText, engine).decode_text(ask.prompt, ask.sampling, on_text, attempt.stop)
         else:

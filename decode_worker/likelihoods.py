@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 # The maximum number of forward passes for one value. A value such as 12.5 can be several tokens, and can be split into
 # tokens in more than one way. Each token needs a pass.
 _PASSES = 8
-# Continuations with a lower log-probability are not followed.
+# Continuations whose log-probability is below this are not followed.
 _NEGLIGIBLE = math.log(1e-3)
 # If the probabilities of all allowed values add up to less than this, the model expected none of them.
 _MIN_TOTAL = 0.01
@@ -47,7 +47,7 @@ def value_likelihoods(
     this. Raises Cancelled.
     """
     enum = _enum(json.loads(ask.sampling.json_schema or "{}"))
-    # This is faster than `isinstance` with a protocol, which makes the same check.
+    # `hasattr` makes the same check as `isinstance` with a protocol, but is faster.
     if enum is None or not tokens or not hasattr(engine, "text_of"):
         return ()
     path, values = enum
@@ -85,7 +85,7 @@ def _place(engine: Detokenizes, path: Sequence[str], answer: str, tokens: Sequen
     names = [rf"(?<!\\){re.escape(json.dumps(name))}\s*:\s*" for name in path]
     match = re.search("(?s:.*?)".join(names), answer)
     whole = engine.text_of(tokens)
-    # The text can begin with a hidden channel. So the answer only has to be its end.
+    # The text can begin with a hidden channel, so only its end must be equal to the answer.
     if match is None or not whole.endswith(answer):
         return None
     start = len(whole) - len(answer) + match.end()

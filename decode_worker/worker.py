@@ -178,15 +178,14 @@ class DecodeWorker:
             yield False
         elif not self._running_jobs.start(attempt):
             yield False
-        # No result is stored, and another worker has the claim, so that worker decodes the job. (If a result is stored
-        # but can't be read, no other worker decodes the job, so this one does, below.)
+        # No result is stored, and another worker has the claim, so leave the job to that worker. (If a result is stored
+        # but can't be read, no other worker will decode the job, so it is decoded below.)
         elif not (has_claim or body):
             self._running_jobs.end(attempt)
             self._settler.defer(attempt)
             yield False
         else:
-            # If the worker was aborted before this attempt was in the list of running jobs, the attempt is stopped
-            # here.
+            # If the worker was aborted before this attempt was added to the running jobs, stop the attempt here.
             if self._aborting:
                 attempt.stop_for("not now")
             try:

@@ -197,12 +197,12 @@ def check_uploads(names: Sequence[str]) -> None:
         names_by_key[key] = name
         if earlier_name is not None:
             clash = (
-                f"called {name!r:.80}"
+                f"are called {name!r:.80}"
                 if name == earlier_name
-                else f"{earlier_name!r:.80} and {name!r:.80}, which is the same name on a disk"
+                else f"{earlier_name!r:.80} and {name!r:.80} would have the same name on disk"
             )
             raise InputError(
-                f"two uploaded files are {clash}: rename one of them, or upload a zip with a folder for each student"
+                f"two uploaded files {clash}: rename one of them, or upload a zip with a folder for each student"
             )
 
 

@@ -18,8 +18,8 @@ from grading.submissions.figures import Figure, Place
 MAX_PIXELS = 12_000_000
 # Maximum number of pixels of all pictures of one submission.
 ALL_PIXELS = 48_000_000
-# Longest side of a shown picture, in pixels. This is more than the work's column needs, which is about half the page
-# wide.
+# Longest side of a shown picture, in pixels. The column that shows the work is about half the page wide, so it never
+# needs more pixels than this.
 _MAX_SIDE = 900
 # Maximum number of scans in a progressive JPEG. Each scan costs a pass over the whole picture. An ordinary file has
 # about ten scans.

@@ -55,7 +55,7 @@ class Filter:
 
 
 # A reviewer works through one of these queues. The first queue holds the submissions that wait for a decision. Until a
-# person chooses a queue, the desk shows the first that is not empty.
+# person chooses a queue, the desk shows the first queue that is not empty.
 QUEUES = {
     "needs review": Filter(needs_review=True, order="needs review first"),
     "asked for another look": Filter(awaits_reply=True),

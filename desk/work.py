@@ -36,7 +36,7 @@ from producers.storage.shapes import from_json, parse_as
 # In the log, this line separates the lines of one process from the lines of the next process.
 RESTART_EVENT = "work_started"
 
-# The trap does nothing. Because of it, Ctrl-C ends the command, but not the shell. The shell then writes the exit code.
+# Because of this empty trap, Ctrl-C ends the command, but not the shell. The shell then writes the exit code.
 _WRAPPER = 'trap : INT; ended=$1; shift; "$@"; echo $? >"$ended"'
 
 # For this many seconds after the start, the process can still be a copy of the shell. Such a copy can swallow the

@@ -20,7 +20,7 @@ from messages.kv import KVCache, KVLayout, Record
 from messages.workers import Link
 
 # The `prefill_slots` of an engine that computes one prompt at a time. While the blocks of one prompt are stored, the
-# engine computes the next. Otherwise a GPU would wait for the network after each prompt.
+# engine computes the next prompt. Otherwise a GPU would wait for the network after each prompt.
 PROMPTS_IN_TURN = 2
 
 
@@ -66,9 +66,9 @@ class EngineInfo:
     rounding: str = "f32"  # precision of the weights: f32, f16, bf16, q8 or q4 (anything coarser than 8 bits)
     build: str = ""  # version of the program that runs the model
     slot_file_version: str = ""  # format of the engine's KV cache files; empty if it uses no files
-    outside: str = ""  # host outside private networks that gets the prompts; empty if there is none
+    outside: str = ""  # host that receives the prompts, if it is outside private networks; otherwise empty
     prefill_slots: int = 1  # how many prompts prefill takes at once
-    weights: str = ""  # the weights' own fingerprint, if `fingerprint` names a family; empty if it is the same
+    weights: str = ""  # the weights' own fingerprint, if `fingerprint` names a family; otherwise empty
 
     def require_capacity(self, tokens: int) -> None:
         """Raises ContextExceeded unless the context holds `tokens`."""

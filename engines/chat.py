@@ -26,7 +26,7 @@ from engines.base import TokenizedPrompt
 from messages.errors import ConfigError, InvalidPrompt
 from messages.jobs import ChatRole, Part
 
-# Dates in a rendered template can get replaced. A marker has only lower-case letters, so it never looks like a date.
+# A marker has only lower-case letters, so it never looks like a date. Dates in a rendered template can get replaced.
 _MARKER = "kvasirqzjwkmarker"
 _MARKER_PATTERN = re.compile(_MARKER + "([a-j]+)x")
 # In place of a function's arguments, a template gets a JSON object whose only key is a marker. The template prints the
@@ -37,8 +37,8 @@ _ARGUMENTS_PATTERN = re.compile(r'\{"(' + _MARKER + r'[a-j]+x)": ?0\}')
 _CALL_ID = "call00000"
 _AS_LETTERS = str.maketrans("0123456789", "abcdefghij")
 _PADDING = " \n"
-# Samples of text to put after the prefix that all students' prompts share. The last tokens of the prefix can change
-# with the text that follows. Tokens that change don't count as shared.
+# Sample texts that are put after the prefix that all students' prompts share. They show which of the prefix's last
+# tokens change with the text that follows. Such tokens don't count as shared.
 _FOLLOWERS = ("", "a", "A", "0", " ", " a", "\n", "\n\n", ".", "_", "'s", "é", "语")
 MEMORY_SIZE = 64
 
@@ -197,7 +197,7 @@ class ChatPrompt(ABC):
         if speakers[-1].is_continued:
             if not speakers[1:] or self._rendered_gaps(speakers[:-1], clock, "")[-1] != gaps[-2]:
                 raise InvalidPrompt(
-                    "the model's chat template can't continue an answer: end the prompt with a user's message"
+                    "the model's chat template can't continue an answer: end the prompt with a user message"
                 )
             gaps[-1] = ""
         return self._frame(speakers, tuple(gaps))

@@ -30,9 +30,9 @@ class EngineOptions:
     """How to load a model. Each engine defines what `weights` means: a file, a folder or a URL."""
 
     weights: str
-    context: int = 0  # maximum number of tokens; with 0, as many as the model was trained for
+    context: int = 0  # maximum number of tokens; 0: as many as the model was trained for
     slots: int = 4  # how many sequences the engine decodes at once
-    threads: int = 0  # number of CPU threads; with 0, the engine chooses
+    threads: int = 0  # number of CPU threads; 0: the engine chooses
     allow_external: bool = False  # whether prompts are allowed to go to a server outside private networks
     api_key: str = field(default="", repr=False)  # the key for a server that requires one
     prefill_slots: int = 1  # how many prompts the engine prefills in one batch, if it can

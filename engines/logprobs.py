@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 TOP = 64  # how many of the likeliest tokens an engine reports
-_NUM_LIKELIEST = 16  # how many of the likeliest tokens are compared; the order of the others depends on rounding
+_NUM_LIKELIEST = 16  # how many of the likeliest tokens are compared; the order of less likely ones depends on rounding
 
 
 def top_logprobs(scores: NDArray[np.floating[Any]]) -> dict[int, float]:

@@ -47,16 +47,16 @@ CONNECT_S = 10.0
 IDLE_S = 1.0
 _LOST_AT_ONCE_S = 1.0
 _MOST_SENT = 4  # a request is sent at most this many times, because a repeat can get a closed connection, too
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 10.0  # first and longest pause between two probes of a server that is away
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 10.0  # first and longest pause between two probes of an unavailable server
 FINISH_REASONS = ("stop", "length")  # the finish reasons of a complete answer
 RANDOM_SEED = 0xFFFFFFFF  # llama.cpp, which some servers use, picks a random seed if it is given this one
 LETTERS_PER_TOKEN = 3.0  # assumed until the server has counted the sample's tokens
 
-# If a server counts less than this share of the expected tokens, it has cut the prompt. The average length of a token
-# varies, too, but not enough to explain such a count.
+# If a server counts less than this share of the tokens that were expected, it has cut the prompt. The average length of
+# a token varies, too, but not enough to explain such a low count.
 _CUT = 0.6
-# Ollama cuts a prompt to half the context, plus a few tokens from its beginning. So a prompt of that length counts as
-# whole only if about as many tokens were expected.
+# When Ollama cuts a prompt, it keeps half the context, plus the prompt's first few tokens. So if a server counts about
+# that many tokens, the prompt counts as uncut only if about that many were expected.
 _KEPT, _CUT_TO_HALF = 8, 0.85
 _TEMPLATE_BYTES = 1024  # maximum number of bytes that a template can add to a prompt
 # Runs of a repeated character. A run takes one or two tokens, however long it is.
@@ -123,7 +123,7 @@ class RemoteServer(ABC):
     disconnect_errors: tuple[type[BaseException], ...]  # errors that the client raises if the server hangs up
 
     def __init__(self, name: str) -> None:
-        self.outage = ""  # why the server is away now; see engines.base.outage_of
+        self.outage = ""  # why the server is unavailable now; see engines.base.outage_of
         self._name = name
         self._search: asyncio.Task[None] | None = None
         self._closed = threading.Event()
@@ -329,7 +329,7 @@ class TextOnly(Generic[S]):
         differently."""
         messages = chat(prompt)
         if messages[-1].is_continued:
-            raise InvalidPrompt(f"{self._server_name} can't continue an answer: end the prompt with a user's message")
+            raise InvalidPrompt(f"{self._server_name} can't continue an answer: end the prompt with a user message")
         return messages
 
     def _check_whole(self, prompt: Sequence[Part], sampling: Sampling, prompt_tokens: int) -> None:

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 # Relative tolerance for comparing frequencies. Rounding to float32 changes a frequency by up to 2e-6, and a GPU's fast
-# sine by ten times that. Truncating YaRN's ramp changes frequencies by a few percent, and any other setting changes
-# them by more.
+# sine by ten times that. Truncating YaRN's ramp changes frequencies by a few percent, and a difference in any other
+# setting changes them by more.
 TOLERANCE = 1e-4
 # How many digits of each frequency are part of a family's name. Names are compared exactly, so there is no tolerance.
 # With this many digits, two configurations of one model still differ in at least one frequency. However, for about one

@@ -206,7 +206,7 @@ def _place(layout: KVLayout, row: int, position: int, part: int) -> str:
 def _coarsest(left: Sketch, right: Sketch) -> str:
     """The coarsest rounding involved in either KV cache."""
     roundings = {left.rounding, right.rounding}
-    # Equal weights are rounded equally. So differences can only come from kernels, which round activations to 8 bits at
+    # Equal weights are rounded equally, so differences can only come from kernels. These round activations to 8 bits at
     # the coarsest.
     if left.weights == right.weights:
         roundings = {min(rounding, "q8", key=_ROUNDINGS.index) for rounding in roundings}
@@ -277,7 +277,7 @@ class Sketches:
 
     def __init__(self, sketch: Sketch | None = None, store: SketchStore | None = None) -> None:
         self.name = sketch.name if sketch else ""
-        self.refusals: dict[str, str] = {}  # why each refused sketch is refused, as a sentence, keyed by its name
+        self.refusals: dict[str, str] = {}  # name of a refused sketch -> a sentence that says why it is refused
         self._sketch = sketch
         self._store = store
         self._agreements = {self.name: SketchAgreement("")}

@@ -18,8 +18,8 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 _LONGEST = 1 << 20  # maximum number of characters that a template is allowed to put around nearly empty messages
 
-# Conversations on which each template is tried. A template is allowed to refuse some of them, but the text that it
-# prints must stay within the limits.
+# Each template is tried on these conversations. It is allowed to refuse some of them, but the text that it prints must
+# stay within the limits.
 _CONVERSATIONS = (
     ("user",),
     ("system", "user"),
@@ -53,7 +53,7 @@ def rendered(template: Template, messages: list[dict[str, Any]], tokens: dict[st
 @lru_cache(16)
 def require_bounded(text: str, tokens: tuple[tuple[str, str], ...], name: str) -> None:
     """Raises ConfigError if rendering a short conversation, or a long one, takes too much time or memory."""
-    from messages.errors import ConfigError  # imported here, as the separate process can't import Kvasir's packages
+    from messages.errors import ConfigError  # imported here, because the separate process can't import Kvasir packages
     from messages.limits import MAX_TEMPLATE_MEMORY_BYTES, TEMPLATE_S
 
     trial = json.dumps([text, dict(tokens), TEMPLATE_S, MAX_TEMPLATE_MEMORY_BYTES]).encode()

@@ -14,7 +14,7 @@ def check_running(engine: str, closed: threading.Event, stop: threading.Event | 
     if closed.is_set():
         raise EngineUnavailable(f"the {engine} engine was closed")
     if stop is not None and stop.is_set():
-        raise Cancelled("cancelled while the engine was at work")
+        raise Cancelled("cancelled while the engine was working")
 
 
 @contextmanager

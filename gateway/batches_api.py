@@ -85,7 +85,7 @@ def _form_file(form: FormData) -> UploadFile:
     if form.get("purpose") != "batch":
         raise ApiError(
             400,
-            "the purpose must be 'batch': the gateway keeps no file with another purpose",
+            "the purpose must be 'batch': the gateway stores files for no other purpose",
             "purpose",
             "invalid_value",
         )

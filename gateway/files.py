@@ -136,7 +136,7 @@ class Files:
                 most = f"{MAX_FILES_BYTES_PER_KEY >> 30} GiB"
                 raise ApiError(
                     413,
-                    f"all your files together would take more than {most}: delete some files",
+                    f"your files would take more than {most} in total: delete some of them",
                     "file",
                     "too_many_bytes",
                 )

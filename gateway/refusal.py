@@ -98,8 +98,8 @@ def of_validation(problems: Sequence[Any], request_parts: Mapping[str, Any]) -> 
     If a field may have several types, pydantic reports a problem for each of them. The first is reported here, unless
     another goes deeper or is not about the type: then the value sent was meant to be of that type.
     """
-    # A body can have a million problems, but only those of its first field are needed. They come first, at most one for
-    # each type that the field accepts.
+    # A body can have a million problems, but only the problems of its first field are needed. They come first in the
+    # list, at most one for each type that the field accepts.
     problems = problems[:_TYPES]
     paths = [_as_written(problem, request_parts) for problem in problems]
     candidates = [pair for pair in zip(problems, paths, strict=True) if pair[1][: len(paths[0])] == paths[0]]

@@ -224,8 +224,8 @@ class PointComparison:
     title: str
     compared: int
     same: int
-    # Cohen's kappa with quadratic weights. None if there are no pairs, or if person and model gave all submissions one
-    # and the same number of points.
+    # Cohen's kappa with quadratic weights. None if there are no pairs, or if person and model gave every submission the
+    # same number of points.
     kappa: float | None
     # The average of the person's points minus the model's points.
     bias: float

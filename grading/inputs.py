@@ -183,7 +183,7 @@ def _choose(works: Mapping[str, Submission], graded: _Graded, rubric: Rubric, ro
 
 def _beside_boundaries(criterion: Criterion, graded: _Graded, sizes: Mapping[str, int]) -> list[str]:
     longest_first = sorted(graded, key=lambda name: -sizes[name])
-    # Works with the same points have the same key, so only the last of them stays, which is the shortest.
+    # Works with the same points have the same key, so only the last of them stays, and that is the shortest.
     shortest = {graded[name][criterion.id]: name for name in longest_first}
     boundaries = sorted(
         itertools.pairwise(sorted(shortest)), key=lambda pair: abs(sum(pair) - criterion.points - criterion.minimum)

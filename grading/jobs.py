@@ -47,7 +47,7 @@ _ROOM_STEP = 1_024  # tokens
 class Task:
     """A job that grades one aspect of one submission. A job without questions asks for all criteria at once."""
 
-    job: PrefillJob  # the job with the fields that are known before publishing
+    job: PrefillJob  # the job, with only the fields known before publishing filled in
     aspect: Aspect
     # All questions of the job, by key as in `BatchEntry`. None stands for a question whose answer is no longer used.
     questions_by_key: Mapping[str, Question | None]

@@ -6,8 +6,8 @@ import unicodedata
 from functools import lru_cache
 from urllib.parse import unquote
 
-# Possessive quantifiers are not used here, because some of them match too little before Python 3.11.5 (as in Debian
-# 12).
+# Possessive quantifiers are not used here, because some of them match too little in Python versions before 3.11.5, such
+# as Debian 12's.
 _LETTER = r"[^\W\d_]"
 # Combining accents, vowel signs, soft hyphens and joiners. These characters do not end a word.
 _MARKS = (

@@ -21,7 +21,7 @@ MOST_OF_ITS_OWN, MOST_OF_THEIRS = 0.75, 0.9
 NOTE_COUNTS = 3
 _NOTE_CHARS = 25
 _A_FEW = 3  # if at most this many students have a file, it can be a copy, even in a small class
-_LINE_CHARS = 4  # shorter lines, such as `end` or `)`, occur in all work
+_LINE_CHARS = 4  # shorter lines, such as `end` or `)`, occur in everyone's work
 
 # A notebook itself says which cells came from the teacher, and a student can change that. So a cell counts as given to
 # the class only if enough students have it: at least _MIN_STUDENTS, and at least the share _PART_OF_THEM of those

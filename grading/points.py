@@ -69,7 +69,7 @@ class Grade:
     reason: str = ""
     # Pseudonym of the submission in reviews and in queues.
     item_id: str = ""
-    # Reasons for review, which the remarks do not repeat.
+    # Reasons for review. They are not repeated in the remarks.
     doubts: tuple[Doubt, ...] = ()
     # The versions of the rubric, the solution and other inputs that were used for this grade. Empty if the versions are
     # unknown.

@@ -198,7 +198,8 @@ class QuickJobs(OneByOne[T]):
         start, left = time.monotonic(), group
         try:
             with self._help.looked_up(group) if len(group) > 1 else nullcontext():
-                # The first job is always handled. If the group takes longer than expected, the others are handed back.
+                # The first job is always handled. If the group takes longer than expected, the remaining jobs are
+                # handed back.
                 while left and (left is group or time.monotonic() - start <= GROUP_PATIENCE_S):
                     delivery, *left = left
                     if ready and self._is_large(delivery):  # results of finished jobs must not wait for a large job

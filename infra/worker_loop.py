@@ -37,15 +37,16 @@ T = TypeVar("T")
 
 _IDLE_WAIT_S = 0.2
 _TICK_S = 0.5
-# Pause between checks for jobs that the broker gave up, for deleted queues, and for waiting jobs that don't arrive.
+# Pause between checks for jobs that the broker gave up on, for deleted queues, and for waiting jobs that don't arrive.
 _DEATHS_EVERY_S = 5.0
 _FORGOTTEN_S = 10.0  # if jobs wait but none arrives for this many seconds, the broker has lost the subscription
 _LOOK_AT_NOW_S = 0.25
 _LOOK_AT_SUSPECTS_S = 2.0
-# A result is late if the broker has not confirmed it after this time. A restart of the broker or a lost connection
+# A result is late if the broker has not confirmed it after this time. Restarting the broker, or reconnecting to it,
 # takes less time.
 _LATE_S = 20.0
-# After waiting this long for a `bulk` job, the loop checks whether a `now` job was announced. The check costs nothing.
+# After waiting this long for a `bulk` job, the loop checks whether a `now` job was announced. The wait is short,
+# because the check costs nothing.
 LISTEN_S = 0.02
 
 
@@ -110,7 +111,7 @@ class JobSource:
             time.sleep(min(timeout_s, LISTEN_S))
             return None
         except BrokerUnavailable:
-            time.sleep(min(timeout_s, 0.2))  # the broker client reconnects by itself
+            time.sleep(min(timeout_s, 0.2))  # the broker client reconnects on its own
             return None
 
     def urgent(self) -> Delivery | None:
@@ -156,7 +157,8 @@ class ConsumerLoop:
         name: str,
         # Called after the queues are declared.
         open_flow: Callable[[], Flow],
-        # Returns why the engine can't be reached, so that other workers should take the jobs; "" if it can be reached.
+        # Returns the reason if the engine can't be reached, or "" if it can. If there is a reason, other workers should
+        # take the jobs.
         find_outage: Callable[[], str] = lambda: "",
         find_trouble: Callable[[], str] = lambda: "",  # returns any other reason to take no jobs; "" if there is none
     ) -> None:
@@ -313,8 +315,8 @@ class ConsumerLoop:
     def _update_pause(self) -> None:
         outside = not self._hours.include(datetime.now())
         self._pause_reason = "paused" if self._is_paused else "outside its hours" if outside else ""
-        # Late results are sent again and again, so the pause ends by itself. While there is no connection, the worker
-        # does not pause, because the broker is away and the worker is not at fault.
+        # Late results are sent again and again, so the pause ends on its own. The worker does not pause while there is
+        # no connection, because then the broker is unavailable and the worker is not at fault.
         if self._settler.late_s < _LATE_S:
             self._late_because = ""
         elif self._broker.is_connected and not self._late_because:
@@ -338,14 +340,15 @@ class ConsumerLoop:
                     self._settler.answer_deaths(self._model)
                     next_look = time.monotonic() + _DEATHS_EVERY_S
             except (BrokerUnavailable, NoQueue):
-                # The broker client reconnects by itself. Deleted queues are declared again at the next check.
+                # The broker client reconnects on its own. Deleted queues are declared again at the next check.
                 self._stopping.wait(0.5)
             if time.monotonic() >= next_tick:  # not at every wakeup, because each `now` job causes one
                 self._update_pause()
                 handler.tick()
                 notify("WATCHDOG=1")
                 next_tick = time.monotonic() + _TICK_S
-        notify("STOPPING=1\nWATCHDOG_USEC=0")  # turns off the watchdog: unfinished jobs can take longer than its limit
+        # This turns off the watchdog, because unfinished jobs can take longer than its limit.
+        notify("STOPPING=1\nWATCHDOG_USEC=0")
         if control:
             control.close()
 

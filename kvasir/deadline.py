@@ -48,5 +48,5 @@ deadline_option = click.option(
     "deadline_s",  # seconds from now; 0 if no deadline is given
     callback=_read,
     metavar="WHEN",
-    help="Give up jobs that are not done after this duration (8h, 90m) or by this time of day (07:30).",
+    help="Give up on jobs that are not done after this duration (8h, 90m) or by this time of day (07:30).",
 )

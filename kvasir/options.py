@@ -161,7 +161,10 @@ class_options = combine_options(
 examples_option = click.option(
     "--examples",
     type=path,
-    help="Read hand grades from this CSV (as for evaluate). Some of this work becomes examples in the prompts.",
+    help=(
+        "Read hand grades from this CSV (same format as for kvasir evaluate). Some of the graded submissions become "
+        "examples in the prompts."
+    ),
 )
 
 # Options of `grade` and `submit`. `request_from` takes them all, except those of `Models` and `BatchPlace`.
@@ -178,7 +181,7 @@ grading_options = combine_options(
     class_options,
     click.option("--out", type=path, help="Keep the batch in this folder [default: results/TITLE-FOLDER]."),
     click.option("--replace", is_flag=True, help="If --out holds another class's batch, move that batch aside."),
-    click.option("--yes", is_flag=True, help="Grade again without asking if the rubric has changed."),
+    click.option("--yes", is_flag=True, help="If the rubric has changed, grade again without asking."),
     click.option(
         "--limit", type=click.IntRange(0), default=0, callback=_not_zero, help="Grade only the first N submissions."
     ),

@@ -34,7 +34,7 @@ class CachedKVStore(KVStore):
         self._max_bytes = max_bytes
         self._lock = threading.Lock()
         self._blocks: OrderedDict[_Identity, Block] = OrderedDict()
-        self._kinds: set[tuple[str, KVLayout]] = set()  # fingerprints and layouts seen so far; one for each model
+        self._kinds: set[tuple[str, KVLayout]] = set()  # (fingerprint, layout) pairs seen so far, one for each model
         self.held_bytes = 0
 
     def get(self, fingerprint: str, layout: KVLayout, refs: Sequence[BlockRef]) -> list[Block]:
@@ -43,11 +43,12 @@ class CachedKVStore(KVStore):
         absent = [ref for ref in refs if ref not in cached_blocks]
         stored_blocks = iter(self._store.get(fingerprint, layout, absent) if absent else [])
         if shared_refs := [ref for ref in cached_blocks if ref.is_shared]:
-            # These blocks are in memory already. If the store can't renew them, only other readers are affected.
+            # These blocks are in memory already, so if the store can't renew them, only other readers are affected.
             with contextlib.suppress(StoreUnavailable):
                 self._store.find_missing(shared_refs)
         blocks = [cached_blocks[ref] if ref in cached_blocks else next(stored_blocks) for ref in refs]
-        # Tagged blocks are not kept, because each is needed only once, by the decode of its job or by the next turn.
+        # Tagged blocks are not kept, because each is needed only once: when its job is decoded, or when the
+        # conversation's next turn is prefilled.
         pairs = zip(refs, blocks, strict=True)
         self._keep(fingerprint, layout, [(ref, block) for ref, block in pairs if ref.is_shared and not ref.is_tagged])
         return blocks

@@ -41,8 +41,8 @@ class BestEffortClusterState(ClusterState):
         self._is_away = False
         self.answers = True  # whether the store answered when it was last asked for the time
 
-        # The store's clock minus our monotonic clock, as last measured. Our wall clock is not used, since somebody can
-        # set it while the store is away.
+        # The store's clock minus our monotonic clock, as last measured. Our wall clock is not used, because somebody
+        # can set it while the store is unavailable.
         self._offset_s = time.time() - time.monotonic()
         self._next_look = 0.0
 
@@ -64,7 +64,7 @@ class BestEffortClusterState(ClusterState):
         nobody_can_say: tuple[bytes | None, bool] = (None, True)
         return self._try(lambda: self._cluster_state.take_up(worker_id, runs, ttl_s), [nobody_can_say] * len(runs))
 
-    # While the store is away, these calls change nothing, and entries expire by themselves.
+    # While the store is unavailable, these calls change nothing, and entries expire on their own.
     register = _best_effort(ClusterState.register, None)
     unregister = _best_effort(ClusterState.unregister, None)
     finish = _best_effort(ClusterState.finish, None)

@@ -10,8 +10,8 @@ from kvstore.base import ClusterState
 from messages.workers import WorkerInfo
 
 BEAT_S = 1.0
-# A dead worker's jobs can be claimed again after this time. It is three heartbeats, so that a worker with one late
-# heartbeat doesn't count as dead.
+# A dead worker's jobs can be claimed again after this time. It is as long as three heartbeats, so that a worker with
+# one late heartbeat doesn't count as dead.
 CLAIM_TTL_S = 3.0
 REGISTRATION_TTL_S = 5.0
 

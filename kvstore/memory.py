@@ -200,7 +200,7 @@ class MemoryClusterState(ClusterState):
 
     def __init__(self, clock: Clock = time.monotonic) -> None:
         self._values: Expiring[bytes] = Expiring(clock=clock)
-        # Registrations are often read all together, so they are kept apart from results.
+        # Registrations are kept apart from results, because they are often read all together.
         self._workers: Expiring[bytes] = Expiring(clock=clock)
         self._details: Expiring[bytes] = Expiring(clock=clock)
         self._reservations: Expiring[bytes] = Expiring(clock=clock)

@@ -178,7 +178,7 @@ def _check(
 
 
 def _describe(value: object) -> str:
-    # Nested values are not shown, since any client can have written the record.
+    # Nested values are not shown, because any client can have written the record.
     return f"{value!r:.80}" if isinstance(value, str | int | None) else f"of type {type(value).__name__}"
 
 

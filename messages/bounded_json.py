@@ -8,7 +8,7 @@ from typing import Any
 
 from messages.limits import MAX_JSON_PIECES
 
-# Matches one of three: a whole string (so that nothing inside it is counted), the start of a list or an object, or a
+# Matches one of three things: a whole string (so nothing inside it is counted), the start of a list or an object, or a
 # comma between entries.
 _PIECE = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?|[\[{,]', re.DOTALL)
 

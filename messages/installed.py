@@ -38,7 +38,7 @@ def engine_entry(name: str) -> Any:
     except Exception as error:
         raise ConfigError(f"engine {name!r} is installed, but {point.value} can't be imported: {error}") from error
     if entry_name != name:
-        raise ConfigError(f"engine {name!r} is installed, but {point.value} has the name {entry_name!r}")
+        raise ConfigError(f"engine {name!r} is installed, but {point.value} is named {entry_name!r}")
     return entry
 
 

@@ -25,7 +25,8 @@ MAX_ERROR_BYTES = 8 * KIB
 MAX_TOKENS = 1 << 20
 # Up to this length (1 KiB of text and a chat template), computing a prompt is faster than transferring its KV cache.
 SHORT_PROMPT_TOKENS = 320
-# A decode worker checks the first KV cache from each prefill engine, and then one in this many, by prefilling too.
+# A decode worker checks the first KV cache from each prefill engine, and then one in this many, by prefilling the
+# prompt too.
 KV_CHECK_EVERY = 200
 MAX_STOP_STRINGS = 16
 MAX_ANSWERS = 32
@@ -36,8 +37,8 @@ FAR_FUTURE_S = 1e11
 Lane = Literal["now", "bulk"]
 LANES: tuple[Lane, ...] = ("now", "bulk")
 
-# A `tool` message is what a function returned. A `raw` text has no speaker: the model continues it as it stands,
-# without a chat template.
+# A `tool` message is what a function returned. A `raw` text has no speaker. The model continues it as it is, without a
+# chat template.
 ChatRole = Literal["system", "user", "assistant", "tool", "raw"]
 CHAT_ROLES: tuple[ChatRole, ...] = ("system", "user", "assistant", "tool", "raw")
 
@@ -352,7 +353,7 @@ class StoredKV:
 
     fingerprint: str
     layout: KVLayout
-    num_tokens: int  # tokens covered, from the start of the prompt: `PrefillJob.kv_tokens`
+    num_tokens: int  # number of tokens in the cache, from the start of the prompt; see `PrefillJob.kv_tokens`
     shared_tokens: int  # number of leading tokens in blocks that are keyed by content; a multiple of the block length
     stored_bytes: int = 0
     sketch: str = ""  # hexadecimal hash of the prefill engine's sketch; empty if it stored no sketch

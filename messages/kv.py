@@ -74,7 +74,9 @@ class KVLayout:
         for layer in listed_layers:
             checks.whole("window_layers, recurrent_layers and both_layers", layer, 0, self.num_layers - 1)
         if len(set(listed_layers)) != len(listed_layers):
-            raise InvalidMessage("window_layers, recurrent_layers and both_layers must name each layer at most once")
+            raise InvalidMessage(
+                "a layer may appear in only one of window_layers, recurrent_layers and both_layers, and only once"
+            )
         if bool(self.window_layers) != bool(self.window):
             raise InvalidMessage("window_layers and window must be given together")
         for name, shape, sizes in (("conv_shape", self.conv_shape, 2), ("matrix_shape", self.matrix_shape, 3)):

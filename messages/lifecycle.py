@@ -27,7 +27,7 @@ class Step(StrEnum):
     PREFILL_STARTED = "prefill_started"
     KV_STORED = "kv_stored"
     PASSED_ON = "passed_on"  # the decode job was published, and the broker confirmed it
-    STOLEN = "stolen"  # a decode worker of another model took the job from its queue
+    STOLEN = "stolen"  # a decode worker of another model took the job from this model's queue
     DECODE_STARTED = "decode_started"
     KV_CHECKED = "kv_checked"  # the transferred KV cache was compared with the decoder's own prefill
     FIRST_TOKEN = "first_token"

@@ -15,7 +15,7 @@ MAX_PARTS = 256  # parts of a prompt, including the parts of its questions
 # size has about 60,000 of them.
 MAX_JSON_PIECES = 100_000
 
-# Limits for a job's JSON schema. Libraries build a grammar from a schema: they unroll repetitions, follow references
+# Limits for a job's JSON schema. To build a grammar from a schema, libraries unroll repetitions, follow references
 # recursively on the native stack, and multiply automata. They check their own limits only afterwards.
 MAX_SCHEMA_BYTES = 256 * _KIB
 MAX_SCHEMA_VALUES = 40_000

@@ -22,7 +22,8 @@ Objects = Literal["closed", "open", "verbatim"]
 _SCHEMAS_BY_NAME = ("properties", "patternProperties", "$defs", "definitions")
 _SCHEMAS = ("allOf", "anyOf", "oneOf", "prefixItems", "items", "additionalItems", "additionalProperties")
 # The other keywords that LLGuidance either enforces, or accepts and ignores (parser/src/json/schema.rs). Keywords that
-# are in none of these lists are annotations (JSON Schema core, 6.5), and are removed from a schema.
+# are neither here, nor in the lists above, nor in _NOT_ENFORCED are annotations (JSON Schema core, 6.5), and are
+# removed from a schema.
 _VALUES = {
     "type", "const", "enum", "$ref", "required", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum",
     "multipleOf", "minLength", "maxLength", "pattern", "minItems", "maxItems", "minProperties", "maxProperties",
@@ -30,8 +31,8 @@ _VALUES = {
     "x-guidance",
 }  # fmt: skip
 _FORMATS = {"date-time", "date", "time", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"}
-# Keywords that no engine can enforce. Each has a list of values that require nothing. With such a value, the keyword is
-# allowed.
+# Keywords that no engine can enforce. Each has a list of values with which it has no effect. With such a value, the
+# keyword is allowed.
 _NOT_ENFORCED: dict[str, tuple[Any, ...]] = {
     "uniqueItems": (False,),
     "propertyNames": (True, {}, {"type": "string"}),
@@ -106,8 +107,8 @@ def _joins(node: Any) -> bool:
     return any(map(_joins, node.values()))
 
 
-# Keyword -> name and limit of the sum to which the keyword's values are added. These sums estimate the cost of the
-# schema's grammar.
+# The values of these keywords are added up, because they show what the schema's grammar costs. Each keyword is mapped
+# to the name of its sum, and to the limit of that sum.
 _COUNTS = {
     **dict.fromkeys(("minItems", "maxItems"), ("items in its arrays", limits.MAX_ITEMS)),
     **dict.fromkeys(("minLength", "maxLength"), ("characters in its texts", limits.MAX_LENGTHS)),

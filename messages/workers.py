@@ -70,7 +70,7 @@ class RateCurve:
 
     model: str
     at: tuple[float, ...]  # measured at these prompt lengths (tokens), or counts of parallel sequences; ascending
-    tokens_per_s: tuple[float, ...]  # one for each value of `at`: a single prompt's rate, or all sequences' together
+    tokens_per_s: tuple[float, ...]  # one for each value of `at`: rate of a single prompt, or of all sequences together
 
     def __post_init__(self) -> None:
         checks.model_name("model", self.model)

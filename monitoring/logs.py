@@ -53,7 +53,7 @@ def configure(level: str = "info", style: Style = "console", background: bool = 
 
     `background`: a separate thread writes the lines, for workers with many threads and many short jobs.
     """
-    # Log lines don't show thread, process or caller. Looking them up would take a fifth as long as writing a line.
+    # Log lines don't show thread, process or caller. Looking them up would make writing a line take a fifth longer.
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
     logging._srcfile = None
     root = logging.getLogger()

@@ -113,7 +113,7 @@ class _Server(ThreadingHTTPServer):
     def _cut(self, request: Any) -> None:
         self._since.pop(request, None)
         with suppress(OSError):
-            request.shutdown(socket.SHUT_RDWR)  # the connection's thread then ends by itself
+            request.shutdown(socket.SHUT_RDWR)  # the connection's thread then ends on its own
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Ignore a client that disconnected in the middle."""

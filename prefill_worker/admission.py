@@ -38,8 +38,8 @@ _IDLE_FOR_SURE_S = 1.0
 # If the store stays full for this many seconds while no job waits for decode, it will not become emptier soon.
 _PATIENCE_S = 10.0
 _HOPELESS_FOR_S = 30.0
-# A job that needs at most this share of the high-water mark makes no reservation while the store is far from full. A
-# reservation costs two round trips and a thread, which for a short prompt is more than the rest of its prefill. Even a
+# A job that needs at most this share of the high-water mark makes no reservation while the store is far from full,
+# because a reservation costs two round trips and a thread, more than the rest of a short prompt's prefill. Even a
 # hundred jobs without a reservation take only a tenth of the mark.
 _NEGLIGIBLE = 1 / 1024
 # Eviction frees this share of the high-water mark in addition to what one job needs. Otherwise every further job would

@@ -27,8 +27,8 @@ MIN_RESUME_TOKENS = 64
 # Assumed speed of a worker until it has measured its own. The guess is low, because waiting for another worker costs
 # less than computing the same prefix twice.
 _FIRST_GUESS_TOKENS_PER_S = 100.0
-# A worker waits for another worker's prefix at most for the time that computing the prefix takes, multiplied by this
-# factor. The factor is above 1 because the other worker must also store the prefix.
+# The longest that a worker waits for another worker's prefix, as a multiple of the time that it takes to compute that
+# prefix. This is above 1 because the other worker must also store the prefix.
 _STORING_TOO = 1.5
 # Pauses between two checks for another worker's prefix, and between two readings of the decode workers' registrations.
 _LOOK_EVERY_S = 0.1
@@ -241,7 +241,8 @@ class _Transfer:
         except BaseException:
             uploader.abandon()
             with suppress(KvasirError):
-                # Wait for the upload thread to end. Otherwise it could store a block after the others are deleted.
+                # Wait for the upload thread to end. Otherwise it could store a block after the other blocks have been
+                # deleted.
                 uploader.finish()
             raise
 

@@ -105,7 +105,7 @@ class PrefillWorker:
 
     def handle(self, delivery: Delivery, _leave_slot: Callable[[], None]) -> None:
         """Handle one delivery, from its arrival to its ack. Each step ends before the next begins."""
-        # In these cases another worker should do the job.
+        # In these cases, another worker should do the job.
         if self._aborting or outage_of(self._engine) or self._free_memory.why_short():
             return self._settler.hand_back_all([delivery])
         attempt = self._settler.begin(Attempt[PrefillJob], delivery)

@@ -107,7 +107,7 @@ class Replies:
 
         Results that came meanwhile were parked.
         """
-        # While the broker is away, it is unknown whether the queue exists. The next check will find out.
+        # While the broker is unavailable, it is unknown whether the queue exists. The next check will find out.
         with suppress(BrokerUnavailable):
             if self._broker.depth(self._queue) is None:
                 self._broker.open_reply_queue(self._batch_id)
@@ -131,7 +131,7 @@ class Replies:
         deliveries = [reply.delivery for reply in unread_replies] + self._consumer.close()
         if delete:
             return self._broker.delete_queue(self._queue)
-        with suppress(BrokerUnavailable):  # if the broker is away, it takes unacked deliveries back by itself
+        with suppress(BrokerUnavailable):  # if the connection is lost, the broker requeues unacked deliveries
             for delivery in deliveries:
                 self._broker.publish(topology.reply(self._queue), delivery.message, _PUT_BACK_S)
                 delivery.ack()

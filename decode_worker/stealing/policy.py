@@ -19,7 +19,7 @@ from typing import Literal
 MARGIN_S = 0.1
 MARGIN_OF_COST = 0.5
 # A worker leaves jobs only to workers that are at least this many times as fast. Otherwise two similar workers would
-# leave the same jobs to each other.
+# each leave the same job to the other, and neither would take it.
 FASTER = 1.2
 # Assumed waiting time of a job whose model has no worker.
 NOBODY_S = 3600.0

@@ -23,7 +23,7 @@ FIRST_TOKENS_PER_S = 40.0  # decode rate of one sequence
 FIRST_FETCH_S = 0.5  # seconds to fetch a KV cache from the store
 
 # The broker pushes jobs that take less time than this. Such jobs are not fetched ahead and not left to other workers,
-# because deciding about a job would cost as much time as it saves.
+# because deciding about such a job would cost as much time as the decision could save.
 LONG_S = 0.5
 # Workers renew their registrations once a second, so reading them more often would show little that is new.
 REGISTRATIONS_FOR_S = 0.5

@@ -55,8 +55,8 @@ def follow_address() -> None:
     # the previous address, but a choice on the page has changed, so `page_address` differs from `last_address`.
     #
     # If the person presses Back twice before the page is drawn, the page still has the choices from before the first
-    # press. "left" holds the address of these choices. The second press can also end the run of the first press in the
-    # middle of this function. The choices are then a mixture of old and new, but "went" is still true from that run.
+    # press. "left" holds the address of these choices. The second press can also interrupt this function while it
+    # handles the first press. The choices are then a mixture of old and new, but "went" is still true from that run.
     state["went"] = address != state.get("address") and (
         last_address is None or state.get("went") or page_address in (last_address, state.get("left"))
     )
@@ -108,7 +108,8 @@ def write_address() -> None:
         state.pop("left", None)
     if page_address == last_address or page_address == state["address"]:
         return
-    # After Back, no step is added to the browser's history. A new step would remove those that Forward leads to.
+    # After Back, no step is added to the browser's history, because a new step would remove the steps that Forward
+    # leads to.
     if not has_navigated or (last_address is None and state["address"].items() <= page_address.items()):
         state["address"] = page_address
         st.query_params.from_dict(page_address)

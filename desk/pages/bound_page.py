@@ -114,7 +114,7 @@ def _draw(folder: Path, graded_class: GradedClass) -> None:
             "Graded by hand",
             SIZES,
             1,
-            help="How many submissions you grade by hand. If the class has parts, this many in each part.",
+            help="How many submissions you grade by hand. If the class has parts, you grade this many in each part.",
             key="plan size",
         )
         st.number_input("Points by which a grade may differ", 0.0, None, 1.0, 0.5, format="%g", key="plan within")

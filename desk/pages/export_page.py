@@ -20,7 +20,7 @@ from grading.report.grades import save_graded
 from producers.words import plural
 
 _MAX_LINES = 50
-# The browser counts the unsaved changes, because the desk does not know them.
+# The browser counts the unsaved changes, because the desk does not know about them.
 _UNSAVED_HTML = """<p class="unsaved" role="status"></p><script>
 (() => {
   const count = (kind) => Object.keys(localStorage).filter((key) => key.startsWith(`kvasir BATCH ${kind} `)).length;
@@ -55,15 +55,15 @@ def show_export_page(desk: Desk, folder: Path) -> None:
     st.html(_UNSAVED_HTML.replace("BATCH", browser_key(folder)), unsafe_allow_javascript=True)
     if choices is None:
         st.caption("*Make the file* waits for the file, or the choice, that is asked for above.")
-    # The button is disabled until the upload has arrived. A quick click would otherwise fail with the error that
+    # The button is disabled until the upload has arrived. Otherwise a quick click would fail with an error saying that
     # nothing was uploaded.
     if st.button("Make the file", type="primary", disabled=choices is None) and choices is not None:
         with show_errors():
             graded_class = graded_class_of(view)
             if graded_class:
                 save_graded(folder, graded_class)
-            # The grades are read before the file is made. If somebody decides in between, the next export counts that
-            # decision as a change.
+            # The grades are read before the file is made. If somebody makes a decision in between, the next export
+            # counts that decision as a change.
             _, grades = export.final_grades(folder, include_unreviewed)
             export_file = export_format.make(folder, include_unreviewed=include_unreviewed, **choices)
             st.session_state["exported"] = (*asked, export_file, grades)

@@ -13,7 +13,7 @@ _NAME_HELP = (
     "Kept in this browser, and written beside your decisions. No file for a learning platform or a student contains it."
 )
 # Streamlit sends the text of a field when the focus leaves the field. This script also sends the text when the person
-# pauses or leaves the page, so that nothing is lost by a reload or Back.
+# pauses or leaves the page, so that a reload or Back loses nothing.
 #
 # When a section is chosen, the script takes the focus from its radio button, so that the page receives key presses.
 _SCRIPT = """; path=/; max-age=31536000; samesite=strict';

@@ -124,7 +124,7 @@ def show_desk_page(open_backend: Callable[[], Backend]) -> None:
         if desk.backend.notice:
             st.warning(escape_markdown(desk.backend.notice))
         folder = _choose_assignment(desk)
-        # After a start, it takes about a minute to read a class of a thousand submissions for the first time.
+        # After the desk starts, reading a class of a thousand submissions for the first time takes about a minute.
         with st.spinner("Reading the class …"):
             section = _section(desk, folder) if folder else ""
         with st.sidebar:

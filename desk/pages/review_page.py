@@ -102,7 +102,8 @@ def _draw_screen(desk: Desk, folder: Path) -> None:
             "heard": last_message[:2],
             "current": state["submission"],
             "show": state["show"],
-            "led": last_message[2:] != [state["submission"], state["show"]],  # the address or another page led here
+            # True if the address or another page led here.
+            "led": last_message[2:] != [state["submission"], state["show"]],
             "elsewhere": sorted(elsewhere),
             "same": [
                 list(message.same),

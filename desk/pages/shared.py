@@ -115,8 +115,8 @@ class Desk:
         """Return the class now. Raises BatchError if the batch can't be read."""
         view, decisions = self.view(folder), self.decisions(folder)
         overrides_by_item = dict(decisions.refresh())
-        # The stamp is taken first. If a file changes while the rows are made, the next stamp differs, and the rows are
-        # made again.
+        # The stamp is taken first. If a file then changes while the rows are made, the next stamp differs, and the rows
+        # are made again.
         stamp = (
             view.version,
             decisions.version,
@@ -184,7 +184,8 @@ def get_desk(_open_backend: Callable[[], Backend]) -> Desk:
     for name in ("pandas", "pyarrow"):
         importlib.import_module(name)
     # After every run of a page, Streamlit collects garbage before it sends the rest of what was drawn. A pass over the
-    # objects of pandas and pyarrow took longer than the run. Freezing keeps them out of the collection.
+    # objects of pandas and pyarrow took longer than the run, so they are frozen, which keeps them out of the
+    # collection.
     gc.collect()
     gc.freeze()
     return Desk(backend, FleetWatch(backend.fleet))
@@ -201,7 +202,7 @@ def draw_live(draw: Callable[[], None], every_s: float | None = None, work: Work
 
     def draw_here() -> None:
         # The whole page must be drawn again if a button in this part has changed the rest of the page. It must also be
-        # drawn again if Streamlit draws only this part, although the person has clicked on the side bar too.
+        # drawn again if the person has clicked on the side bar too, but Streamlit draws only this part.
         if any(st.session_state.get(name) != value for name, value in page_state.items()):
             st.rerun()
         if is_running and work is not None and not work.is_alive:

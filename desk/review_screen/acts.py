@@ -126,7 +126,8 @@ class Acts:
     def _decide(self, rows_of: RowsOf, act: Act, row: Row, standing: Overrides, reviewer: str) -> None:
         try:
             decisions = make_overrides(row.final.grade, standing, act.changes, reviewer)
-            # A decision about the summary already settles the whole submission. Without one, the acceptance is added.
+            # A decision about the summary already settles the whole submission. Without such a decision, an acceptance
+            # is added.
             if act.kind == "accept" and all(decision.criterion_id for decision in decisions):
                 new_overrides = {**standing, **{decision.criterion_id: decision for decision in decisions}}
                 decisions.append(accept_grade(row.final.grade, reviewer, new_overrides))
@@ -137,7 +138,7 @@ class Acts:
         own = self._own.get((act.sender, act.item_id))
         version = own.last if own and act.version in own.versions else act.version
         if version != version_seen(row, standing):
-            raise ReviewConflict("somebody has decided on this submission since, or it was graded again")
+            raise ReviewConflict("since you opened this submission, somebody has decided on it, or it was graded again")
         append_override(self._folder, *(replace(each, version=version.partition(".")[0]) for each in decisions))
         self._note(act, version, _version(rows_of, act))
         self._undoable[act.id] = act.item_id, list(standing.values()), _version(rows_of, act)

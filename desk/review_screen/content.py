@@ -23,7 +23,7 @@ _REASONS = {
 }
 _MOST_PHRASES = 9  # maximum number for each criterion, because there are only nine digit keys
 # After this many uses, a reason is filled in by default, and a comment that the model wrote is offered. A text that was
-# used less often possibly suits only the student for whom it was written.
+# used less often may suit only the student for whom it was written.
 _USES_OF_A_HABIT = 3
 
 
@@ -186,7 +186,8 @@ def phrases_of(rows: Iterable[Row], overrides_by_item: Mapping[str, Overrides]) 
             override = overrides_by_item.get(grade.item_id, {}).get(id or None)
             if override and override.reason != ACCEPTED_REASON and not override.reason.startswith(ROUND_REASON):
                 is_reworded = override.feedback not in (None, text.strip())
-                # TOGETHER_REASON is given to many submissions at once, so it is no explanation to suggest for others.
+                # TOGETHER_REASON is not suggested for other submissions, because it is given to many at once and
+                # explains none of them.
                 if override.reason != TOGETHER_REASON:
                     reasons[id, _kind(points, override, is_reworded)][override.reason] += 1
                 if override.feedback and is_reworded:

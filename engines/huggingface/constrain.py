@@ -39,7 +39,8 @@ class Constraint:
     def compute_mask(self) -> Mask:
         """For each token id, whether it may come next. Raises InvalidSchema under the same condition as `accept`."""
         if self._channel is not None and not self._channel.is_open:
-            return ~self._ends  # all tokens except end tokens: an answer must not end before its JSON begins
+            # All tokens except end tokens, because an answer must not end before its JSON begins.
+            return ~self._ends
         if self._is_finished or self._matcher.is_stopped():
             return self._ends
         bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)

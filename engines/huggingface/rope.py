@@ -30,7 +30,7 @@ def rope_parameters(config: Mapping[str, Any], kind: str = FULL) -> dict[str, An
     nested = config.get("rope_parameters") or {}
     by_kind = any(isinstance(value, dict) for value in nested.values())
     scaling = config.get("rope_scaling") or {}
-    # An older Gemma 3 folder has only `rope_scaling`, which applies to the full-attention layers and no others.
+    # An older Gemma 3 folder has only `rope_scaling`, which applies only to the full-attention layers.
     if model in _GEMMA3:
         key, theta = _GEMMA3_THETA[kind]
         parameters = {**(nested.get(kind) or {}), **(scaling if kind == FULL else {})}

@@ -17,14 +17,14 @@ from engines.huggingface.rope import GATED_DELTA, head_dim, rope_parameters
 from messages.errors import ConfigError, InvalidMessage, KVTransferFailed
 from messages.kv import DType, KVLayout
 
-FORMAT = "hf/2"  # must change whenever Kvasir lays out KV blocks differently, even for the same weights
+FORMAT = "hf/2"  # must change whenever Kvasir's layout of KV blocks changes, even for the same weights
 DTYPES: dict[str, DType] = {"float16": "f16", "bfloat16": "bf16", "float32": "f32"}
 # Models with recurrent layers whose states can't be transferred yet.
 _RECURRENT = {"bamba", "falcon_h1", "granitemoehybrid", "jamba", "kimi_linear", "lfm2", "lfm2_moe", "mamba", "mamba2",
               "nemotron_h", "olmo_hybrid", "recurrent_gemma", "rwkv", "zamba", "zamba2"}  # fmt: skip
 
 # Architectures for which PyTorch and MLX split a key into two halves, and rotate number i of the first half together
-# with number i of the second. Some rotate only the first part of a key. Then that part is split into halves.
+# with number i of the second. If only the first part of a key is rotated, that part is split into halves.
 ROTATED_IN_HALVES = {
     *GATED_DELTA,
     "llama",

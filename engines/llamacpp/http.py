@@ -31,7 +31,7 @@ _SEND_S = 30.0
 _END_S = 1.0  # how long `close` waits for requests in progress to end
 _ANSWER_S = 30.0  # time limit for requests that need no computing
 _HEALTH = "/health"
-# HTTP statuses from a proxy whose server is away, or from a server that is still loading its model.
+# HTTP statuses from a proxy whose server is unavailable, or from a server that is still loading its model.
 _NOT_THERE = (502, 503, 504)
 PATIENCE_S = 10.0  # how long to wait for an answer to /health
 _HEALTH_EVERY_S = 2.0
@@ -162,7 +162,7 @@ class LlamaServer:
         path: str,
         body: dict[str, Any] | None,
         stop: threading.Event | None,
-        timeout_s: float = float("inf"),  # no limit: a long prefill is silent for minutes, and `stop` ends the wait
+        timeout_s: float = float("inf"),  # no limit, as a long prefill is silent for minutes, and `stop` ends the wait
         most_bytes: int = MAX_SERVER_REPLY_BYTES,
     ) -> Iterator[http.client.HTTPResponse]:
         """The answer to a request. Its connection is closed afterwards. Raises ServerRefused for an error status."""

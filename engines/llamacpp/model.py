@@ -18,7 +18,7 @@ from engines.rope import Rope, plain, yarn
 from messages.errors import InvalidMessage, KVTransferFailed
 from messages.kv import KVLayout
 
-FORMAT = "llamacpp/1"  # must change whenever Kvasir lays out KV blocks differently, even for the same weights
+FORMAT = "llamacpp/1"  # must change whenever Kvasir's layout of KV blocks changes, even for the same weights
 
 # How llama.cpp rotates keys, by general.architecture. In _HALVES, a rotated pair has one number from each half of a
 # key. In _INTERLEAVED, the two numbers are neighbours, because converters reorder the rows of Q and K.
@@ -133,7 +133,8 @@ def slot_shape(gguf: GGUFFile, probe: SlotFile) -> SlotShape:
         raise KVTransferFailed(str(error)) from None
     key_heads = key_heads if architecture in _MROPE else 0
     shape = SlotShape(layout, interleaved, slot_form(gguf), key_heads, probe.version, probe.packs_tokens)
-    # The results are not used: these calls check that the probe's caches, rows and types match the metadata.
+    # The results are not used, because these calls only check that the probe's caches, rows and types match the
+    # metadata.
     slotfile.to_blocks(probe, shape)
     slotfile.snapshot(probe, shape)
     return shape

@@ -201,7 +201,7 @@ class LlamaServerProcess:
                 self._thread.join(POLL_S)
                 continue
             self._is_loaded.set()
-            if self._thread.is_alive():  # the thread has ended if the server died while it was loading
+            if self._thread.is_alive():  # if the thread has ended, the server died while it was loading
                 return
         raise ConfigError(f"{PROGRAM} can't load {launch.model}: {self._error_lines() or 'it printed nothing'}")
 

@@ -107,7 +107,7 @@ def make_slot_folder(parent: Path) -> tuple[Path, Callable[[], None]]:
     folder = Path(tempfile.mkdtemp(prefix=_SLOT_FOLDERS, dir=parent))
     lock = -1
     # The lock protects the folder, because other processes delete it only if they can lock it. On a file system without
-    # locks, none of them can. So a failure is harmless here.
+    # locks, no process can lock it, so a failure here is harmless.
     with suppress(OSError):
         lock = _lock(folder)
 
@@ -183,7 +183,8 @@ def _run_here(launch: Launch) -> _RunningServer:
     except RuntimeError as error:
         raise ConfigError(f"llama.cpp can't load {launch.model}: {error}") from None
     server = LlamaServer(socket_url(launch.socket))
-    # If the server is ended before its loop runs, it hangs. An answer to this request shows that the loop runs.
+    # If the server is stopped before its loop is running, it hangs. An answer to this request shows that the loop is
+    # running.
     server.get("/slots")
     return server, _device(xllamacpp), servers.clear
 
@@ -235,7 +236,7 @@ def _reported_gguf(path: str, reported_path: str) -> GGUFFile | None:
         return read_gguf(Path(path).expanduser())
     try:
         return read_gguf(Path(reported_path)) if reported_path else None
-    except ConfigError:  # the server may run on another machine, to which the path belongs
+    except ConfigError:  # the path may be on another machine, where the server runs
         return None
 
 
@@ -262,8 +263,8 @@ def _parameters(xllamacpp: Any, launch: Launch) -> Any:
     params.cpuparams_batch.n_threads = threads
     if launch.threads == 1:
         # The whole prompt is computed as one batch, so that the answers of two runs can be compared. Otherwise the
-        # server would split the prompt at places that depend on what else it decodes. In batches of fewer than 64
-        # tokens, attention rounds differently.
+        # server would split the prompt at places that depend on what else it decodes, and attention rounds differently
+        # in batches of fewer than 64 tokens.
         params.n_batch = params.n_ubatch = _WHOLE_PROMPT
     return params
 

@@ -234,7 +234,7 @@ class _Scheduler:
             work.put_token(token, reason)
         else:
             work.put(work.failure)
-        if reason:  # the batch has already removed a finished sequence
+        if reason:  # the sequence is finished, and the batch has already removed it
             del self._decoding[number]
         elif work.failure is not None:
             self._leave([number])

@@ -23,7 +23,7 @@ def sampler_for(sampling: Sampling) -> Sampler:
     seed."""
     if sampling.temperature == 0 or sampling.top_k == 1:
         return greedy
-    key: mx.array | None = None  # created in the thread that uses it, since MLX arrays belong to one thread
+    key: mx.array | None = None  # created in the thread that uses it, because MLX arrays belong to one thread
 
     def draw(scores: mx.array) -> mx.array:
         nonlocal key

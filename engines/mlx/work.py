@@ -56,7 +56,7 @@ class PromptWork(ABC):
     def begin(self, caches: list[Any], layout: KVLayout | None) -> None:
         """Take new caches, and load the transferred cache into them. Raises KVTransferFailed."""
         if self.prefix_cache is not None:
-            assert layout is not None  # an engine without a layout has already refused the prefix
+            assert layout is not None  # an engine without a layout would have refused the prefix earlier
             if self.fork:
                 mlx_kv.set_states(caches, self.fork)
             else:
@@ -75,7 +75,7 @@ class PromptWork(ABC):
         """The next output. Raises the loop's error, or Cancelled."""
         while True:
             if stop is not None and stop.is_set():
-                raise Cancelled("cancelled while the engine was at work")
+                raise Cancelled("cancelled while the engine was working")
             try:
                 output = self._outputs.get(timeout=_POLL_S)
             except queue.Empty:

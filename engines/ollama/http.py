@@ -14,8 +14,8 @@ from messages.errors import ContextExceeded, EngineUnavailable, InvalidSchema, K
 _NOT_FOUND = 404
 _UNCUT = {"truncate": False, "shift": False}
 _EXTRA_FIELDS = {"chat": _UNCUT, "generate": _UNCUT, "show": {"verbose": True}}
-# Words in error messages of Ollama and its llama-server. The first are about a prompt that does not fit, and the others
-# about an invalid schema.
+# Words in error messages of Ollama and its llama-server. _TOO_LONG is for a prompt that does not fit, and _NO_SCHEMA is
+# for an invalid schema.
 _TOO_LONG = ("exceed_context_size", "exceeds the context", "exceeds the available context", "longer than the context")
 _NO_SCHEMA = ("grammar", "schema", "invalid format")
 

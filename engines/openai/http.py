@@ -24,13 +24,13 @@ from messages.errors import ContextExceeded, EngineUnavailable, InvalidPrompt, I
 _log = logging.getLogger(__name__)
 
 _END_S = 0.5  # after its last event, a stream must end within this time
-_LONGEST_WAIT_S = 600.0  # if a server asks Kvasir to wait for more seconds than this, it counts as away
+_LONGEST_WAIT_S = 600.0  # if a server asks Kvasir to wait for more seconds than this, it counts as unavailable
 _TOO_LONG = ("context length", "context size", "context_length", "maximum context", "too long", "a context of")
 _NO_SCHEMA = ("grammar", "schema", "response_format")
 _PERMANENT_STATUSES = (400, 413, 422)
-_UNAVAILABLE_STATUSES = (502, 503, 504)  # sent by a proxy whose server is away, or by a server that is still loading
+_UNAVAILABLE_STATUSES = (502, 503, 504)  # from a proxy whose server is unavailable, or from a server that is loading
 
-# Even without allow_external = true, prompts can go to these networks, which are this machine and private networks.
+# Prompts can go to these networks (this machine and private networks) even without allow_external = true.
 _INSIDE = [
     ipaddress.ip_network(network)
     for network in (
@@ -132,7 +132,7 @@ class OpenAIServer(RemoteServer):
                 if value.strip() == b"[DONE]":
                     break
                 yield self._event(value)
-            # The connection can serve the next request only after this response was read to its end.
+            # The connection can serve the next request only after this response has been read to its end.
             with suppress(TimeoutError, EngineUnavailable):
                 async with asyncio.timeout(_END_S):
                     await self._read(response)

@@ -125,7 +125,7 @@ class TransformersEngine(FolderEngine):
                 restored_tokens=len(tokens) - run.fed_tokens,
                 prefill_s=time.monotonic() - start,
             )
-        for record in records:  # outside the slot, so that the next prompt is computed while these records are stored
+        for record in records:  # not in the slot, so that the next prompt is computed while these records are stored
             emit(record)
         return report
 

@@ -32,7 +32,7 @@ class Sampler:
         order = order[: self._sampling.top_k or len(order)]
         order = order[scores[order] > -np.inf]
         if self._sampling.top_p < 1:
-            # The token with which the sum of the probabilities reaches top_p is kept.
+            # Keep the token that brings the cumulative probability up to top_p.
             preceding_mass = np.cumsum(_softmax(scores[order])) - _softmax(scores[order])
             order = order[: max(1, int(np.count_nonzero(preceding_mass < self._sampling.top_p)))]
         return order

@@ -41,9 +41,10 @@ _log = logging.getLogger(__name__)
 
 COMMAND = "kvasir engines connector FOLDER"
 _COMPLETIONS = "/v1/completions"
-_LONGEST_PAUSE_S = 5.0  # between two probes of a server that is away; it is short, because jobs wait for the server
+_LONGEST_PAUSE_S = 5.0  # between two probes of an unavailable server; it is short, because jobs wait for the server
 _GREETING = (0, 1, 2, 3)  # a test prompt; its text has no meaning
-# A relative tolerance, because two computations of the same keys and values can differ by a few steps of bfloat16.
+# Relative tolerance. It is needed because two computations of the same keys and values can differ by a few steps of
+# bfloat16.
 _TOLERANCE = 0.02
 
 # These settings are sent with each request, because a server can have other defaults.
@@ -173,7 +174,7 @@ class AttachedServer(Conversation):
         transfer = {"version": events.VERSION, "key": key, "folder": self.folder.name, "block": self._block}
         transfer |= {"emit": emit, "inject": inject, "sampling": None}
         # Requests share vLLM's prefix cache only if they have the same salt, and this salt is unique. So the counter of
-        # evaluated tokens shows what vLLM really computed. And no other request reuses values that were computed
+        # evaluated tokens shows what vLLM really computed, and no other request reuses values that were computed
         # elsewhere.
         request = {"prompt": list(tokens), "max_tokens": max_tokens, "cache_salt": key}
         return _PLAIN | request | {"kv_transfer_params": {events.NAME: transfer}}
@@ -219,7 +220,7 @@ class AttachedServer(Conversation):
         try:
             layout = layout_seen(message["shape"])
             with self.open_file(message["file"]) as file:
-                shape = layout.block_shape(len(_GREETING))  # only this part is read, even if the file is longer
+                shape = layout.block_shape(len(_GREETING))  # only this much is read, even if the file is longer
                 numbers = cast(np.fromfile(file, layout.numpy_type, int(np.prod(shape))), layout.dtype, "f32")
         except (TypeError, ValueError, OSError, InvalidMessage) as error:
             raise ConfigError(f"vLLM at {self._server.url} sends its KV cache in an unknown form: {error}") from None

@@ -387,7 +387,8 @@ def _arguments(folder: HFFolder, layout: KVLayout, context: int, sequences: int)
         "max_model_len": context,
         "max_num_seqs": sequences,
         "kv_cache_memory_bytes": _cache_bytes(layout, context, sequences),
-        # Kvasir's store caches prefixes. If vLLM cached them, too, its counter of evaluated tokens would prove nothing.
+        # Kvasir's store caches prefixes. If vLLM cached them, too, its counter of evaluated tokens would not show
+        # whether it used a transferred KV cache.
         "enable_prefix_caching": False,
         "generation_config": "vllm",  # ignores sampling settings in the model's folder, because jobs have their own
         "max_logprobs": TOP,

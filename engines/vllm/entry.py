@@ -10,8 +10,8 @@ class _VLLM(EngineEntry):
         """The command for the extra, and then for vLLM's own environment, which a running server does not need."""
         if command := super().install_command(weights):
             return command
-        # Only the environment's existence is checked. It may still lack vLLM, but that shows only when Kvasir starts
-        # vLLM in it.
+        # Only the environment's existence is checked. The environment may still lack vLLM, but that becomes known only
+        # when Kvasir starts vLLM in it.
         return "" if _is_server(weights) or environment.python_path().is_file() else environment.COMMAND
 
     def check(self, options: EngineOptions) -> tuple[str, str]:

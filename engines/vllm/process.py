@@ -182,7 +182,7 @@ class HostProcess(Conversation):
                 text=True,
                 errors="replace",
                 env=vllm_environ(dict(os.environ), self.launch.threads),
-                # vLLM's processes form a group, so that they can be ended together. Ctrl-C reaches only Kvasir's
+                # vLLM's processes form a group, so that they can be ended together. Ctrl-C then reaches only Kvasir's
                 # process.
                 start_new_session=True,
             )

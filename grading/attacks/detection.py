@@ -22,10 +22,10 @@ MAX_FLAGS = 3
 MAX_CHARS = 150_000
 MAX_SENTENCES = 6_000
 MAX_SHOWN = 120
-# Neighbouring sentences are scored together, because a phrase can continue on the next line: at most _RUN sentences,
-# with at most _RUN_CHARS characters.
+# At most _RUN neighbouring sentences, with at most _RUN_CHARS characters, are scored together, because a phrase can
+# continue on the next line.
 _RUN, _RUN_CHARS = 3, 420
-# Short lines are scored together in larger groups: at most this many lines, with at most this many characters.
+# Short lines are scored together in larger groups of at most this many lines and at most this many characters.
 _LINES, _LINES_CHARS = 6, 120
 # Long texts cause more false alarms. If there are more than _USUAL sentences, an alarm needs a higher score. _CAUTION
 # sets how much higher.
@@ -33,8 +33,8 @@ _USUAL, _CAUTION = 20, 1.1
 # A decoded text counts only if it has at least this many more known words than the encoded text.
 _NEW_WORDS = 2
 
-# A dot ends a sentence only between a word, bracket, quote, `, * or > and white space. So a dot inside Morse code or an
-# HTML entity ends none.
+# A dot ends a sentence only if a word, bracket, quote, `, * or > comes before it, and white space after it. So a dot
+# inside Morse code or an HTML entity does not end one.
 _END = re.compile(r"""\n+|(?<=[!?…])\s+|(?<=[\w)\]"'”»’`*>][.])\s+|(?<=[。।؟\uff01\uff1b\uff1f])""")
 _MARGIN = re.compile(r"^[\s#>*/%|–—•-]+|[\s*|–—-]+$")
 _LETTERS = re.compile(r"[^\W\d_]")
@@ -139,7 +139,7 @@ def _runs(owners: Sequence[int], sentences: Sequence[str], changes: Sequence[boo
 def _logits(sentences: Sequence[str], runs: Sequence[tuple[int, int]], scorer_weights: ScorerWeights | None) -> Floats:
     if not runs:
         return np.zeros(0, np.float32)
-    # Programs often print one line many times. Each distinct sentence is simplified only once.
+    # Programs often print one line many times, so each distinct sentence is simplified only once.
     plain_texts = {sentence: plain(sentence) for sentence in set(sentences)}
     texts = [plain_texts[sentence] for sentence in sentences]
     starts = np.cumsum([0, *(len(text) + 1 for text in texts)])

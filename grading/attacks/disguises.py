@@ -118,8 +118,8 @@ def plain(text: str) -> str:
     return " ".join(_DIGIT.sub("0", _TEN_OF_TEN.sub(f" {FULL} ", text.casefold())).split())
 
 
-# The first function returns the sentence itself. Each of the others removes a disguise, and its result is scored only
-# if it differs from the sentence.
+# The first function returns the sentence itself. Each of the other functions removes a disguise, and its result is
+# scored only if it differs from the sentence.
 READINGS: tuple[Callable[[str], str], ...] = (
     str,
     lambda text: _LETTERS_APART.sub(lambda match: re.sub(r"[ .\-_*·]", "", match[0]), text),

@@ -29,7 +29,7 @@ WORD_WEIGHT = 4.0
 SHORT = 800.0
 # The weight of pairs of meanings, relative to n-grams. FEW_PAIRS lowers this weight if a passage has few pairs.
 PAIR_WEIGHT, FEW_PAIRS = 0.5, 10.0
-NEAR = (0, 1, 2, 3)  # distances between the words of a pair, in words; 0 means a word by itself
+NEAR = (0, 1, 2, 3)  # distances between the words of a pair, in words; 0 means a single word
 _CJK = "\u3040-\u30ff\u3400-\u9fff"
 _STEM = 5
 _ARTICLE = re.compile("^(?:و|ف)?(?:ال|بال|لل)?(?=..)")

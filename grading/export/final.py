@@ -181,7 +181,7 @@ def _why_lapsed(
     earlier: EarlierGrades,
 ) -> str:
     """Return why the approval of a grade does not count any more; "" if it counts."""
-    # Time 0 means that the time of the approval is unknown. Then the earlier grades are not searched.
+    # If the time of the approval is 0, it is unknown, and the earlier grades are not searched.
     old_grades = (grades[grade.id] for until, grades in earlier if 0 < approval.time < until and grade.id in grades)
     known = {item.id: item.points for item in next(old_grades, grade).criteria}
     seen, now = known if approval.seen is None else approval.seen, {item.id: item.points for item in criteria}

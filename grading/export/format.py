@@ -66,8 +66,8 @@ class ExportFormat:
     options: tuple[ExportOption, ...] = ()
     # Whether an export is recorded and compared with the last one of its kind.
     is_compared: bool = True
-    # Shows the format's form on the desk. It gets the names of the class's assignment. It returns the choices, or None
-    # while a choice is missing. Without this function, the desk shows a field for each option.
+    # Shows the format's form on the desk. The function gets the names of the class's assignment, and returns the
+    # choices, or None while a choice is missing. Without this function, the desk shows a field for each option.
     fields: Callable[[Form, Sequence[str]], Choices | None] | None = None
 
     def choices_from(self, form: Form, names: Sequence[str]) -> Choices | None:

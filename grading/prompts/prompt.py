@@ -70,7 +70,7 @@ class ExampleSet:
     """The graded examples in a batch's prompts: classmates' work with a person's points for each criterion."""
 
     source: str  # digest of the hand grades from which the examples were chosen
-    fence: str  # the fence around the examples: a code of the same form as the fence around a submission
+    fence: str  # the code that marks where the examples begin and end; from `fence_for`
     works: tuple[Submission, ...]
     points: Mapping[str, Mapping[str, Points]]  # points by submission and criterion
 

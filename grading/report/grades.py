@@ -73,7 +73,7 @@ def load_graded(folder: Path) -> GradedClass:
             )
         graded_class: GradedClass = parse_as(GradedClass, _as_now(fields), "the class")
         if not graded_class.total > 0:
-            raise ValueError("the class has no points")
+            raise ValueError("the assignment's total must be above 0 points")
         return graded_class
     except FileNotFoundError:
         if not (folder / "batch.json").is_file():

@@ -14,7 +14,7 @@ import yaml
 from grading.rubric.late import LateRule
 from grading.rubric.rubric import Points, Rubric, add_points, parse_rubric, rubric_data
 
-_FIRST_WIDTH = 110  # maximum number of characters in a line of the YAML file
+_FIRST_WIDTH = 110  # as far as possible, lines of the YAML file have at most this many characters
 
 
 @dataclass(frozen=True, slots=True)

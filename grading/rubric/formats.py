@@ -27,7 +27,8 @@ CODE_WORDS = re.compile(
     re.IGNORECASE,
 )
 _STEPS = tuple(Decimal(step) for step in ("1", "0.5", "0.25", "0.1", "0.05", "0.01", "0.001"))
-# An id becomes a key in answers and a column of grades.csv. These names already have a meaning in answers or columns.
+# No criterion can have one of these ids. An id becomes a key in answers and a column of grades.csv, and these names
+# already have a meaning there.
 RESERVED_IDS = ("summary", "submission", "state", "points", "max_points", "needs_review", "remarks", "reason")
 _OTTER_BOUNDARY = re.compile(r"(?:```otter\s*)?#\s+(BEGIN|END)\s+QUESTION\b", re.IGNORECASE)
 _OTTER_TEST = re.compile(r"#+\s*(?:hidden\s*)?test\b|\W*(?:\w\s*=\s*)?\W*#\s*BEGIN\s*TEST\s*CONFIG", re.IGNORECASE)
@@ -222,7 +223,7 @@ def _yaml(file: str, text: str) -> Any:
     try:
         return yaml.safe_load(text)
     except (yaml.YAMLError, ValueError, RecursionError):
-        raise RubricError(f"{file}: the text after a `# BEGIN QUESTION` is not valid YAML; correct it") from None
+        raise RubricError(f"{file}: the text after a `# BEGIN QUESTION` line is not valid YAML; correct it") from None
 
 
 def _of_cell(id: str, question: str, points: Any, notes: str, is_code: bool) -> dict[str, Any]:

@@ -53,7 +53,7 @@ MAX_FILE_BYTES = 1 << 20
 MAX_ALIASES = 10
 # Maximum depth of nested lists and keys.
 MAX_DEPTH = 10
-# Maximum number of nodes in a YAML file. PyYAML is slow, and large rubrics have about 4,000 nodes.
+# Maximum number of nodes in a YAML file. There is a limit because PyYAML is slow. Large rubrics have about 4,000 nodes.
 MAX_PARTS = 10_000
 MAX_DIGITS = 40  # maximum number of digits in a number; YAML reads 1:1:1:… as a number too
 MAX_CRITERIA = 60
@@ -402,7 +402,7 @@ def _aspect(at: str, value: Any) -> Aspect:
 
 def _positive_number(at: str, key: str, value: Any) -> Decimal:
     if not isinstance(value, int | float) or isinstance(value, bool):
-        raise RubricError(f"{at}: '{key}' must be a number, not {_quote(value)}; write it without quotes or unit")
+        raise RubricError(f"{at}: '{key}' must be a number, not {_quote(value)}; write it without quotes or a unit")
     if not math.isfinite(value) or value <= 0:
         raise RubricError(f"{at}: '{key}' must be a number above 0, not {_quote(value)}")
     if value > MAX_POINTS:

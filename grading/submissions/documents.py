@@ -113,7 +113,7 @@ def _check_xml(xml: bytes) -> None:
         or _OTHER_ENCODING.match(xml.lstrip(b"\xef\xbb\xbf \r\n"))
     ):
         raise Unreadable(
-            "it is not read, because it declares entities or an unusual encoding, and no word processor does that; "
+            "it is not read, because it declares entities or an unusual encoding, which no word processor does; "
             "save it again in Word"
         )
 

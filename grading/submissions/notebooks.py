@@ -62,7 +62,7 @@ _CELL_END = re.compile(r"</t[dh]\b[^<>]*>", re.IGNORECASE)
 _BREAK = re.compile(
     r"</?(?:br|p|div|tr|table|thead|tbody|ul|ol|li|dl|dt|dd|pre|h[1-6]|hr|caption)\b[^<>]*>", re.IGNORECASE
 )
-# Limits for what is read of one notebook. Prompts contain far less than this, and every later step goes through
+# Limits on how much of one notebook is read. Prompts contain far less than this, and every later step goes through
 # everything that was read.
 _MAX_BYTES = 16 * MIB  # without pictures
 _MAX_STRINGS, _MAX_VALUES, _MAX_NESTS = 600_000, 600_000, 200_000

@@ -58,7 +58,7 @@ __all__ = [
 
 _CHUNK_START = re.compile(r"[\t >]*`{3,}\s*\{([A-Za-z]\w*).*\}\s*$")
 _CHUNK_END = re.compile(r"[\t >]*`{3,}\s*$")
-# Limits for the characters that are kept of one submission. No prompt needs more, and every later step goes through all
+# Limits on how many characters of one submission are kept. No prompt needs more, and every later step goes through all
 # of them.
 _MAX_CHARS: dict[PartKind, int] = {"code": 150_000, "text": 150_000, "output": 720_000}
 _MAX_PARTS = 10_000
@@ -97,7 +97,7 @@ def inputs_inside(folder: Path, input_files: Mapping[str, Path | None]) -> dict[
     The keys are their paths there, the values their purposes, such as "the rubric".
     """
     root = folder.resolve()
-    if not os.path.isdir(root):  # a single file or a zip contains no input files that must be left out
+    if not os.path.isdir(root):  # only a folder can contain input files, which must not be read as submissions
         return {}
     places = (
         (purpose, file.parent.resolve() / file.name, file.resolve()) for purpose, file in input_files.items() if file
@@ -116,8 +116,8 @@ def check_apart(folder: Path, results: Path, option: str = "--out") -> None:
     root, place = folder.resolve(), results.resolve()
     if os.path.isdir(root) and root in (place, *place.parents):
         raise SubmissionError(
-            f"{printable_path(results)} {('is' if place == root else 'lies in')} the submissions' folder, so "
-            f"the next run would read the results as submissions: name a folder elsewhere with {option}"
+            f"{printable_path(results)} {('is' if place == root else 'is inside')} the submissions folder, so "
+            f"the next run would read the results as submissions: choose a folder elsewhere with {option}"
         )
 
 

@@ -142,7 +142,7 @@ class Attempt(Generic[J]):
     why_stopped: StopReason = ""
     # True if the job's outcome is settled. Any further delivery of the job can then be acked at once.
     is_outcome_confirmed: bool = False
-    # True if the job ended without an answer, so that its own blocks are no longer needed.
+    # True if the job ended without an answer. Its own blocks are then no longer needed.
     has_ended_unanswered: bool = False
 
     @property

@@ -28,7 +28,7 @@ STREAM = "kvasir.stream"
 # The delivery limit is so high that the broker never drops a message, however often it comes back.
 _QUORUM_ARGUMENTS: dict[str, str | int] = {"x-queue-type": "quorum", "x-delivery-limit": 1_000_000}
 
-DEATHS = "deaths"  # messages that the broker gave up; their jobs have no failed result yet
+DEATHS = "deaths"  # messages that the broker gave up on; their jobs have not been reported as failed yet
 DEAD_LETTERS = "dead-letters"  # jobs that can't succeed, kept until a person handles them
 RESULTS_PARKED = "results.parked"
 RESULTS_PARKED_QUORUM = "results.parked.quorum"
@@ -36,8 +36,9 @@ RESULTS_PARKED_QUORUM = "results.parked.quorum"
 _REPLY_QUORUM_PREFIX = "reply.quorum."
 
 RETRY_LEVELS_S = (1, 5, 30, 60, 300, 600)
-# Workers give up a job after five crashes: three, and then two while it runs alone. The broker's limit is the last
-# resort. It is set explicitly, because RabbitMQ 4.x has a default of 20 and RabbitMQ 3.10 has no limit.
+# Workers give up on a job after five crashes: three in normal operation, and then two while the job runs alone. The
+# broker's limit is the last resort. It is set explicitly, because RabbitMQ 4.x has a default of 20 and RabbitMQ 3.10
+# has no limit.
 BROKER_DELIVERY_LIMIT = 20
 
 WORK_STAGES: tuple[WorkerStage, ...] = ("prefill", "decode")

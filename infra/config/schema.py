@@ -152,7 +152,8 @@ BrokerUrl = Annotated[str, TextCheck(lambda name, value: urls.check(name, value,
 StoreUrl = Annotated[str, TextCheck(lambda name, value: urls.check(name, value, STORE_SCHEMES))]
 Engine = Annotated[str, InstalledEngine()]
 EngineOrNone = Annotated[str, InstalledEngine(("",))]
-# No value begins with a dash or has spaces: ssh gets host and user as arguments, and shell commands contain the folder.
+# No value begins with a dash or has spaces, because ssh gets host and user as arguments, and shell commands contain the
+# folder.
 Host = Annotated[str, _form("a host name or an address", r"[A-Za-z0-9][A-Za-z0-9.:_\-]{0,252}")]
 User = Annotated[str, _form("a user's login name", r"|[A-Za-z_][A-Za-z0-9._\-]{0,63}")]
 _HOST = r"(?:[A-Za-z0-9][A-Za-z0-9._\-]{0,252}|\[[0-9A-Fa-f:.]+\])(?::[0-9]{1,5})?"
@@ -220,7 +221,7 @@ class ModelTable:
     prefill_slots: Slots = 8
     # number of CPU threads; 0: the engine chooses
     threads: Annotated[int, _whole(0, 1024)] = 0
-    # Prompts up to this length skip prefill: the decode worker computes them.
+    # Prompts up to this length skip the prefill worker, and the decode worker computes them.
     short_prompt_tokens: TokensOrNone = SHORT_PROMPT_TOKENS
     # The decode worker checks every n-th KV cache by computing the prompt itself; 0: never.
     kv_check_every: Annotated[int, _whole(0, 1_000_000)] = KV_CHECK_EVERY

@@ -43,8 +43,8 @@ VARIABLES: Mapping[Keys, str] = {
     ("grading", "temperature"): "KVASIR_TEMPERATURE",
     ("grading", "top_p"): "KVASIR_TOP_P",
 }
-# Variables for passwords. The configuration file has keys for password files, but no key for a password. No command has
-# an option for a password.
+# Variables for passwords. The configuration file can only name a password file, and no command has an option for a
+# password.
 PASSWORDS = {"broker": "KVASIR_BROKER_PASSWORD", "store": "KVASIR_STORE_PASSWORD"}
 API_KEY = "KVASIR_API_KEY"  # API key for the server of the openai or vllm engine
 VLLM_PYTHON = "KVASIR_VLLM_PYTHON"  # the vllm engine reads this variable

@@ -15,7 +15,7 @@ _ENCODING_RULE = "a '/', '#', '?' or '@' in a name or password must be percent-e
 # This word in place of a URL means that the service runs in this process. It overrides a URL from a weaker source.
 LOCAL = "local"
 
-# Greedy on purpose: an unescaped '/', '@' or '#' in a password must not end the mask too early.
+# Greedy on purpose, because an unescaped '/', '@' or '#' in a password must not end the mask too early.
 _IN_USERINFO = re.compile(r"(://[^:@/?#]*:).*@", re.DOTALL)
 _CREDENTIALS = re.compile(r":.*@", re.DOTALL)
 _CREDENTIALS_WITHIN = re.compile(r":[^\s'\"]*@")  # credentials within a printed Python list or dict

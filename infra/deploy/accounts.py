@@ -77,8 +77,8 @@ def has_roles(settings: Settings, service: Service) -> bool:
     """Whether workers have their own users at a service."""
     operator_secret = _operators(settings, service)
     files = (
-        # In older releases, a worker had one role only. Services that they deployed have no user for workers with both
-        # roles, so that user's file is not required.
+        # In older releases, a worker had only one role. Services from these releases have no user for workers with both
+        # roles, so the file of that user is not required.
         [_role_secret(operator_secret, role).file for role in _RESTRICTED_ROLES if role != "worker"]
         if operator_secret and operator_secret.file
         else []

@@ -67,7 +67,7 @@ PERMISSIONS: Mapping[AccountRole, Permission] = MappingProxyType(
         "decode": _DECODE,
         # a worker that does both prefill and decode
         "worker": _DECODE,
-        # A monitor sees how long queues are, but no messages. From RabbitMQ 4.3 on, it does not see the length either,
+        # A monitor sees how long queues are, but no messages. From RabbitMQ 4.3 on, it can't see the length either,
         # because that requires the configure permission.
         "monitor": Permission(_NO_NAMES, _NO_NAMES, _NO_NAMES),
     }

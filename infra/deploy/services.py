@@ -91,7 +91,7 @@ def _broker_unit(settings: Settings) -> Unit:
         "HOME": folder,  # Erlang keeps its cookie file in this folder
         "RABBITMQ_NODENAME": f"kvasir-{port}@localhost",
         "RABBITMQ_DIST_PORT": str(_offset_port(port, _ERLANG)),
-        # Erlang's own listeners don't check users: they run any code for a client that has the cookie. If there is only
+        # Erlang's own listeners don't check users, and run any code for a client that has the cookie. If there is only
         # one node, no other machine needs these listeners.
         "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": "-kernel inet_dist_use_interface {127,0,0,1}",
         "ERL_EPMD_ADDRESS": LOOPBACK,
@@ -167,7 +167,7 @@ def _rabbitmq_hash(password: str) -> str:
 
 
 def _redis_conf(hosts: Sequence[str], port: int, limit: int, place: Place) -> str:
-    # Redis writes nothing to disk, because it is only a cache: RabbitMQ keeps the jobs.
+    # Redis writes nothing to disk, because it is only a cache. RabbitMQ keeps the jobs.
     #
     # The policy is noeviction, because Kvasir decides which keys are evicted.
     return "\n".join(

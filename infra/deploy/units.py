@@ -20,8 +20,8 @@ from messages.errors import ConfigError
 UnitRole = Literal["prefill", "decode", "worker", "producer"]  # a unit logs in to the broker as the user of its role
 
 LOOPBACK = "127.0.0.1"
-# A worker that is asked to stop has this many seconds to finish its jobs, since a long answer takes minutes. Jobs that
-# are not finished by then are handed back.
+# A worker that is asked to stop has this many seconds to finish its jobs, because a long answer takes minutes. Jobs
+# that are not finished by then are handed back.
 GRACE_S = 600.0
 _STOP_MARGIN_S = 30.0
 _KVASIR = ("{folder}/current/bin/kvasir", "--config", "kvasir.toml", "--log-style", "json", "--log-level", "info")

@@ -107,7 +107,7 @@ def _options(folder: Path, target: WheelTarget) -> list[str]:
     try:
         tags = _TAGS[target.system, target.processor]
     except KeyError:
-        raise DeployFailed(f"Kvasir knows no wheels for {target.system} on {target.processor}") from None
+        raise DeployFailed(f"Kvasir has no wheels for {target.system} on {target.processor}") from None
     options += ["--python-version", target.python, "--implementation", "cp"]
     return options + [word for tag in tags for word in ("--platform", tag)]
 

@@ -36,7 +36,8 @@ def assign(batch: Path, submission: str, person: str) -> int:
     matching_names = [name for name in names if submission in (name, Path(name).name, Path(name).stem)]
     if len(matching_names) != 1:
         raise UsageError(
-            f"{'several' if matching_names else 'no'} submissions are called {submission!r:.80}: give its full name"
+            f"{'several' if matching_names else 'no'} submissions are called {submission!r:.80}: give the submission's "
+            "full name"
         )
     owner = roster.find(person)
     keep_answer(batch, matching_names[0], owner, account())

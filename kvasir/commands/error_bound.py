@@ -99,7 +99,7 @@ class _Drawing:
 @click.option(
     "--more",
     is_flag=True,
-    help="Enlarge the sample to the next size of --draw: add rows to the sheet for you to fill in.",
+    help="Enlarge the sample to the next size of --draw, and add rows to the sheet for you to fill in.",
 )
 @click.option(
     "--sheet", type=path, help=f"Read the hand grades from this sheet [default: {SHEET} in the folder BATCH]."
@@ -131,7 +131,7 @@ def bound(
     if drawing.draw:
         by = drawing.by or account()
         if not by:
-            raise BoundError("the login name is unknown: say who draws, with --by NAME")
+            raise BoundError("the login name is unknown: use --by NAME to say who draws the sample")
         strata_table = bytes_of(drawing.strata)
         strata = bounds.strata_from(strata_table, f"file {drawing.strata}") if strata_table is not None else None
         return _print_draw(batch, bounds.draw_sample(batch, drawing.plan(), by, strata), as_json)

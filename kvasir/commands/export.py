@@ -84,7 +84,8 @@ def export(
     export_format = next(registered for registered in out.FORMATS if registered.name == format_name)
     choices = _choices(export_format, format_values)
     try:
-        # Read the grades before the file is made. Then a decision made meanwhile counts as a change in the next export.
+        # The grades are read before the file is made. If somebody makes a decision in between, the next export counts
+        # that decision as a change.
         _, grades = out.final_grades(batch, include_unreviewed)
         export_file = export_format.make(batch, include_unreviewed=include_unreviewed, **choices)
         since = out.since_last(batch, export_format.name, grades, export_file.held_ids)
@@ -198,8 +199,8 @@ def _check_replaceable(target: Path, batch: Path, export_file: ExportFile, sourc
         raise out.ExportError(f"{target} is a source of this export, so it is not replaced; {hint}")
     if target.name != export_file.name and place in {own_file.resolve() for own_file in kept_in(batch)}:
         raise out.ExportError(f"{target} belongs to the batch, so it is not replaced; {hint}")
-    # Only an earlier export may be replaced. A file counts as one if it and the new export are both zip files, or if
-    # both begin with the same column name.
+    # Only an earlier export may be replaced. A file counts as an export if it and the new export are both zip files, or
+    # if both begin with the same column name.
     with open_ordinary(target) as file:
         begins = file.read(_BEGINNING).removeprefix(BOM_UTF8)
     if begins and _first(begins) != _first(export_file.data.removeprefix(BOM_UTF8)):

@@ -38,7 +38,7 @@ _FIELDS_OF_ALL = (
     "stage",
     "run",
     "lane",
-)  # `kvasir job` leaves these fields out: they are equal in all lines of a job, or the line's event implies them
+)  # `kvasir job` leaves these fields out, because they are equal in all lines of a job, or implied by the line's event
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 

@@ -96,7 +96,10 @@ def plan(
         names = settings.code_model().name, settings.feedback_model().name
         jobs = workload.draw_class(submissions, *names, seed, tokens["code"], tokens["feedback"])
     elif rubric is None:
-        raise UsageError("--rubric is missing: the plan for a FOLDER counts the prompts that grading would make")
+        raise UsageError(
+            "--rubric is missing: to plan for a FOLDER, Kvasir builds the prompts that grading would send, and they "
+            "depend on the rubric"
+        )
     else:
         request = class_run.request_from(settings, folder or Path(), rubric, solution, template)
         jobs = _jobs_of_request(request, tokens, seed)

@@ -148,7 +148,7 @@ def _check_redis_cluster(client: Any) -> Iterator[Finding]:
     for primary in client.get_primaries():
         try:
             infos[primary] = {} if primary.name in unreachable_nodes else client.info(target_nodes=primary)
-        # either the node has just failed and the others don't know yet, or the network is the problem
+        # either the node has just failed and the other nodes don't know that yet, or the network is the problem
         except (ConnectionError, TimeoutError):
             unreachable_nodes[primary.name] = "this machine"
     infos = {primary: info for primary, info in infos.items() if info}
@@ -222,7 +222,7 @@ def measured_link(url: str, steps: Finding, most_mb: int, within_s: float) -> Li
     The rates are measured with up to `most_mb` megabytes, fewer if the "1 MB" step predicts more than `within_s`. A
     link that is too slow for that gets the rate of the step. Raises StoreUnavailable.
     """
-    # seconds for 1 MB in one direction: half of the step, which sends 1 MB there and back
+    # seconds for 1 MB in one direction; the step sends 1 MB there and back, so its time is halved
     megabyte_s = steps.steps.get("1 MB", math.inf) / 2 if steps.subject == "store" else math.inf
     megabytes = min(most_mb, int(within_s / (2 * len(_RATES)) / max(1e-6, megabyte_s)))
     return Link(

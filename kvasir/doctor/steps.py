@@ -27,7 +27,7 @@ STEPS = ("resolve", "connect", "TLS", "log in", "8 KB", "1 MB", "confirm")
 WITHIN_S = 5.8
 # Message sizes in bytes: those that fit a tunnel's packet, those that fit an Ethernet frame, and larger ones.
 SIZES = {"500 B": 500, "1,000 B": 1_000, "1,300 B": 1_300, "1,400 B": 1_400, "8 KB": 8_192, "1 MB": 1_000_000}
-# This is longer than 3 s, because TCP repeats a lost SYN twice within 3 s, and the kernel gives up looking for the
+# This is longer than 3 s, because within 3 s, TCP repeats a lost SYN twice, and the kernel gives up looking for the
 # machine's hardware address.
 _CONNECT_S = 3.5
 # A live machine accepts or refuses a connection at one of these ports, unless a firewall drops everything.
@@ -264,7 +264,8 @@ def try_service(service: Literal["broker", "store"], url: str, ca_file: str = ""
     thread.start()
     thread.join(WITHIN_S)
     alarm = check.broker.alarm if check.broker else ""
-    return diagnose(replace(check, seconds=dict(check.seconds), alarm=alarm))  # a copy: the thread may still change it
+    # `check` is copied, because the thread may still change it.
+    return diagnose(replace(check, seconds=dict(check.seconds), alarm=alarm))
 
 
 def diagnose(check: ServiceCheck) -> Finding:

@@ -196,7 +196,7 @@ def _try_pairs(
     trials: list[Trial] = []
     job_ids: list[str] = []
     late: list[Finding] = []
-    # If a job failed before it reached a decode worker, others would fail too, so no more jobs are sent.
+    # If a job failed before it reached a decode worker, other jobs would fail too, so no more jobs are sent.
     while unmet_pairs and jobs_left and not late and not any(t.level == "error" and not t.decode for t in trials):
         size = min(jobs_left, max(len(prefills), len(decodes)))
         batch = f"doctor-{secrets.token_hex(8)}"

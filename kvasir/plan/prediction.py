@@ -60,7 +60,7 @@ class Prediction:
     steals: int
     limit: str
     busy: tuple[BusyShare, ...]
-    link_share: float | None  # share of the makespan in which the slowest link carries KV
+    link_share: float | None  # share of the makespan during which the slowest link carries KV
     lone: tuple[LoneRequest, ...]
     what_if: tuple[WhatIf, ...]
     energy_kwh: float | None

@@ -34,7 +34,8 @@ from messages.workers import RateCurve
 T = TypeVar("T")
 
 RUNS = 15  # an odd number, so that there is a median
-LONG_CLASS_RUNS = 5  # fewer runs if there are more than LONG_CLASS jobs, as chance matters less and a run takes longer
+# With more than LONG_CLASS jobs, there are fewer runs, because chance matters less and a run takes longer.
+LONG_CLASS_RUNS = 5
 LONG_CLASS = 600
 HAIR = 0.01  # each run changes each machine's rate by up to this share, because real rates vary as much
 
@@ -335,7 +336,8 @@ class SimulationState:
         """Run until the last answer."""
         self._begin(backlog)
         for decoder in self.decoders:
-            self._schedule(decoder.worker.joins_s, lambda: None)  # no action is needed: every event fills free slots
+            # No action is needed, because free slots are filled after every event.
+            self._schedule(decoder.worker.joins_s, lambda: None)
             if decoder.worker.dies_s < math.inf:
                 self._schedule(decoder.worker.dies_s, self._die, decoder)
         while self._events:

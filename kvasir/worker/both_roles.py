@@ -79,7 +79,7 @@ class TwoRoleWorker:
         """Find out what waits where, and who could take it."""
         try:
             self._work = self._see()
-        except BrokerUnavailable:  # the broker reconnects by itself
+        except BrokerUnavailable:  # the broker client reconnects on its own
             self._work = None
 
     def _see(self) -> ModelWork:

@@ -473,9 +473,9 @@ def _connect(target: BulkTarget, timeout_s: float, glance: bool) -> socket.socke
         link = greet(link) if glance else link
         link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         link.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    # SO_RCVBUF is not set, because that would turn off the kernel's own tuning, which lets the buffer grow beyond
-    # net.core.rmem_max. This limit is 208 KiB on a stock Linux kernel. At a round trip of 20 ms, it allows only a tenth
-    # of the possible rate.
+    # SO_RCVBUF is not set, because setting it turns off the kernel's autotuning, which can grow the buffer beyond
+    # net.core.rmem_max. A buffer of that size (208 KiB on a stock Linux kernel) would give only a tenth of the possible
+    # rate at a round trip of 20 ms.
     #
     # The kernel's time-outs are used, because Python's time-outs would make the socket non-blocking, and MSG_WAITALL
     # would then have no effect.

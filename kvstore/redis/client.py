@@ -87,7 +87,7 @@ def _open_cluster(url: str, address: str) -> redis.RedisCluster:
         return redis.RedisCluster.from_url(
             urls[0],
             startup_nodes=[node(host.hostname or "localhost", host.port or 6379) for host in hosts],
-            # With a limit this short, a frozen node is given up even before the other nodes have replaced it.
+            # With a limit this short, a frozen node is given up on even before the other nodes have replaced it.
             socket_timeout=NODE_TIMEOUT_S,
             socket_connect_timeout=GLANCE_S,
             protocol=2,

@@ -16,7 +16,8 @@ from kvstore.redis.client import NODE_TIMEOUT_S
 from kvstore.redis.links import Links
 from messages.urls import put_hosts
 
-# RedisClusterException is not a RedisError. For example, redis-py raises it for a slot that no node has.
+# RedisClusterException is not a subclass of RedisError. redis-py raises it, for example, if no node has the slot of a
+# key.
 _STORE_ERRORS = (exceptions.RedisError, exceptions.RedisClusterException, OSError)
 
 

@@ -156,7 +156,7 @@ class RedisClusterState(ClusterState):
                 return client.evalsha(script.sha, len(keys), *keys, *arguments)
             except exceptions.NoScriptError:
                 # Load the script only into the node of this key. redis-py's `Script` loads it into every primary, and
-                # fails if one of them is away.
+                # fails if one of them is unavailable.
                 node = client.get_node_from_key(keys[0])
                 client.execute_command("SCRIPT LOAD", script.script, target_nodes=node)
                 return client.evalsha(script.sha, len(keys), *keys, *arguments)

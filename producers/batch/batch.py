@@ -53,8 +53,8 @@ class BatchEntry:
 _ENTRY_FIELDS = {field.name for field in fields(BatchEntry)}
 _KEY = re.compile(r"\.?[A-Za-z][A-Za-z0-9_-]{0,39}:[1-9]\d?:[0-9a-f]{12}\Z")
 _SETTINGS = {"name": str, "context": int, "temperature": float, "top_p": float, "letters_per_token": float}
-# The options of `kvasir grade`, as batch.json keeps them. It keeps only the options `prompts` and `objects` of `kvasir
-# run`.
+# The options of `kvasir grade`, as batch.json keeps them. Of the options of `kvasir run`, it keeps only `prompts` and
+# `objects`.
 _REQUEST = {
     **dict.fromkeys(("folder", "rubric", "solution", "template", "examples", "prompts", "title", "out"), str),
     "models": Mapping[str, str],

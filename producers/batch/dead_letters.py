@@ -25,7 +25,7 @@ from messages.workers import WorkerStage
 from producers.batch.batch import Batch
 from producers.client import Client
 
-MAX_LETTERS = 65_535  # maximum number of dead letters read at once, since AMQP allows no larger prefetch count
+MAX_LETTERS = 65_535  # maximum number of dead letters read at once, because AMQP allows no larger prefetch count
 _FIRST_WAIT_S = 2.0
 _SILENCE_S = 0.5
 
@@ -38,7 +38,7 @@ class Letter:
     error: str  # name of Kvasir's error class
     message: str  # the error's text
     queue: str  # the queue from which the job was last taken
-    failed_at: int  # seconds since the epoch, by the clock of the worker that gave up the job; 0: unknown
+    failed_at: int  # seconds since the epoch, by the clock of the worker that gave up on the job; 0: unknown
     delivery: Delivery = field(repr=False)
 
     @property

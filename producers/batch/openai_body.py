@@ -117,7 +117,7 @@ def _schema(response_format: Any) -> str:
 def raw_prompt(text: Any) -> tuple[Part, ...]:
     """Return a prompt that is continued as it is. Raises InvalidMessage."""
     if not isinstance(text, str) or not text:
-        raise InvalidMessage("prompt must be a single text that is not empty; token ids are not supported")
+        raise InvalidMessage("prompt must be a single non-empty string; token ids are not supported")
     return (Part("raw", text),)
 
 

@@ -176,7 +176,8 @@ class Runner:
         """Return the open jobs that the broker never confirmed, or has lost since then."""
         batch = self._batch
         new_run = any(batch.runs.get(job, 1) > 1 and not batch.is_confirmed(job) for job in batch.open_jobs)
-        # Cancelling a batch leaves a tombstone. It must be removed, or else workers would drop the new run.
+        # Cancelling a batch leaves a tombstone. The tombstone must be removed, because workers would otherwise drop the
+        # new run.
         if new_run and self._client.cluster_state.is_cancelled(batch.batch_id):
             self._client.reopen(batch.batch_id)
         return batch.open_jobs.keys() - self._under_way()

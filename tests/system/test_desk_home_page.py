@@ -28,7 +28,7 @@ def test_a_desk_whose_home_is_among_the_submissions_says_so_and_makes_nothing(br
         browser.fill("Name", "Means")
         browser.fill(PLACE, str(work))
         browser.click("Create")
-        browser.wait_for("name a folder elsewhere with kvasir ui --home")
+        browser.wait_for("choose a folder elsewhere with kvasir ui --home")
         assert not (desk.home / "means").exists()
 
 

@@ -39,7 +39,7 @@ def await_result(future: Future[T], deadline: float, action: str) -> T:
     except TimeoutError:
         if not future.cancel():
             return future.result()
-        raise BrokerUnavailable(f"{action}: no answer from the broker in time") from None
+        raise BrokerUnavailable(f"{action}: the broker did not answer in time") from None
 
 
 class Channel:

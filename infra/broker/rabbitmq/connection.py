@@ -268,7 +268,7 @@ class Connection:
         """Run the submitted tasks, close the connection properly, and end the thread. Idempotent."""
         self.submit(self._begin_close)
         self._thread.join(CLOSE_S)
-        if self._thread.is_alive():  # a broker under an alarm doesn't read from the connection, so it doesn't answer
+        if self._thread.is_alive():  # a broker with an active resource alarm reads nothing here, so it doesn't answer
             self.submit(lambda: self._cut("no answer to closing"))
             self._thread.join(CLOSE_S)
 

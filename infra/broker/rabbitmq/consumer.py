@@ -43,7 +43,7 @@ class Subscription(Holder):
         self._tag = ""
         self._is_started = False
         self.flowing = True  # whether more deliveries can come
-        # The close callback is set now, since the connection can be lost before the channel is open.
+        # The close callback is set now, because the connection can be lost before the channel is open.
         connection.raw.channel(on_open_callback=self._on_opened).add_on_close_callback(self._closed)
 
     @property

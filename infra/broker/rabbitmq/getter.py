@@ -65,7 +65,7 @@ class _GetChannel(Holder):
         self._getter = getter
         self._queue = ""
         self._future: Future[RabbitDelivery | None] = Future()
-        # The close callback is set now, since the connection can be lost before the channel is open.
+        # The close callback is set now, because the connection can be lost before the channel is open.
         connection.raw.channel(on_open_callback=self._on_opened).add_on_close_callback(self._closed)
 
     def get(self, queue: str, future: Future[RabbitDelivery | None]) -> None:

@@ -265,7 +265,7 @@ def test_lines_that_are_continued_are_answered_as_requests_are(client: openai.Op
     [row] = rows(client, over.output_file_id)
     validate(Completion, row["response"]["body"])
     assert row["response"]["body"]["choices"][0]["text"] == client.completions.create(**ask).choices[0].text
-    assert rows(client, over.error_file_id)[0]["error"]["message"].startswith("prompt must be a single text")
+    assert rows(client, over.error_file_id)[0]["error"]["message"].startswith("prompt must be a single non-empty")
 
 
 def test_answers_are_deleted_when_their_time_is_over(

@@ -46,7 +46,7 @@ def unreachable(number: int) -> OSError:
             stopped("8 KB", BrokerUnavailable("no confirmation from the broker within 3 s; 1 message is unconfirmed")),
             "mtu",
         ),
-        (stopped("1 MB", BrokerUnavailable("reading x: no answer from the broker in time")), "slow_link"),
+        (stopped("1 MB", BrokerUnavailable("reading x: the broker did not answer in time")), "slow_link"),
         (stopped("confirm"), "no_confirm"),
         # A refusal, by the system, TLS, the broker or the store
         (stopped("resolve", socket.gaierror(socket.EAI_AGAIN, "later")), "dns"),

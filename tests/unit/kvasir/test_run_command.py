@@ -195,7 +195,7 @@ def test_system_messages_are_the_shared_part_and_options_become_sampling(folder:
         (openai("a", messages=[{"role": "function", "content": "4"}]), "must have one of these roles"),
         (openai("a", messages=[{"role": "assistant", "tool_calls": 5}]), "tool_calls must have a function"),
         ({**openai("a"), "method": "GET"}, "only POST is served"),
-        ({**openai("a"), "url": "/v1/completions"}, "prompt must be a single text"),
+        ({**openai("a"), "url": "/v1/completions"}, "prompt must be a single non-empty string"),
         (openai("a", response_format=NOT_ENFORCED), "at $: uniqueItems"),
         (json.dumps(openai("a", "x" * (8 << 20))), "longer than 8 MiB"),
         (openai("a", messages=[{"role": "user", "content": [{"type": "image_url"}]}]), "images are not supported"),

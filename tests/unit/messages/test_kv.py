@@ -45,7 +45,7 @@ def test_each_layer_has_one_kind_and_those_that_attend_to_all_are_full() -> None
 
     assert lay.full_layers == (2, 4, 5)
     for twice in ({"window_layers": (0,)}, {"both_layers": (3,)}, {"recurrent_layers": (0, 0)}):
-        with pytest.raises(InvalidMessage, match="at most once"):
+        with pytest.raises(InvalidMessage, match="only once"):
             dataclasses.replace(lay, **twice)  # type: ignore[arg-type]
     for outside in ({"recurrent_layers": (6,)}, {"both_layers": (-1,)}, {"v_head_dim": 5000}, {"v_head_dim": True}):
         with pytest.raises(InvalidMessage, match="must be a whole number"):

@@ -130,7 +130,8 @@ class KvasirConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         computed_tokens |= dict(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
         for request_id, num_scheduled in scheduler_output.num_scheduled_tokens.items():
             transfer = self._transfer_requests.get(request_id)
-            # Only a prompt's steps need the lists of blocks. Copying them at each step of an answer would cost time.
+            # The lists of blocks are needed only for a prompt's steps. At each step of an answer, copying them would
+            # only cost time.
             if transfer is not None and computed_tokens[request_id] < transfer.length:
                 blocks = scheduler_output.kv_connector_block_state.get_block_ids(request_id)
                 self._plan(

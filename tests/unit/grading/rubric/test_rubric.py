@@ -136,7 +136,7 @@ def test_points_add_up_without_binary_rounding() -> None:
         ({"points": math.nan}, "'points' must be a number above 0, not nan"),
         ({"points": math.inf}, "'points' must be a number above 0, not inf"),
         ({"points": 1e9}, "'points' must be at most 10,000"),
-        ({"points": "6"}, "'points' must be a number, not '6'; write it without quotes or unit"),
+        ({"points": "6"}, "'points' must be a number, not '6'; write it without quotes or a unit"),
         ({"points": True}, "'points' must be a number, not True"),
         ({"points": 6.25}, "points 6.25 is not a multiple of step 0.5"),
         ({"step": 1e-9}, "'step' must be at least 0.001"),

@@ -38,7 +38,7 @@ def test_results_among_the_submissions_are_refused_before_anything_is_written(
     assert grade(".", "--rubric", "../rubric.yaml", *more, *dry) == cli.EXIT_USAGE
 
     said = capsys.readouterr().err
-    assert "name a folder elsewhere with --out" in said
+    assert "choose a folder elsewhere with --out" in said
     assert len(said.splitlines()) == 1
     assert sorted(folder.iterdir()) == before
 
