@@ -243,8 +243,8 @@ class Generator:
             name = f"probe-{self._worker_id}-{time.monotonic_ns()}"
             self._cluster_state.put_sketch(name, _PROBE, ttl_s=60.0)
             comes_back = self._cluster_state.get_sketch(name) == _PROBE
-            # If the list of registrations is too large for the connection, an empty list comes back, without even this
-            # worker.
+            # If the list of registrations is too large for the connection, an empty list comes back, and not even this
+            # worker is in it.
             registrations = [] if comes_back else self._cluster_state.registrations()
             is_alone = bool(registrations) and not any(
                 (other.role, other.model, other.off) == ("decode", model, "") and other.worker_id != self._worker_id

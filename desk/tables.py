@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-# The work is shown in about half of the page's width. A table with more columns can't be read there.
+# The work is shown in about half of the page's width, and a table with more columns than this can't be read there.
 MAX_COLUMNS = 12
 # Line under the header of a Markdown table.
 _SEPARATOR = re.compile(r"[|:\- ]*-[|:\- ]*")

@@ -37,7 +37,7 @@ class LineTail:
             return [], is_replaced
         except OSError as error:
             raise BatchError(f"{self.path} can't be read: {error.strerror}") from None
-        whole = data[: data.rfind(b"\n") + 1]  # the last line can be half written
+        whole = data[: data.rfind(b"\n") + 1]  # the last line may be incomplete
         lines = whole.split(b"\n")[:-1]
         rows = [self._row(line, number) for number, line in enumerate(lines, self._lines + 1)]
         # The offset moves only after all lines were parsed, so an unreadable line is reported at each read until it is

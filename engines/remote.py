@@ -341,7 +341,7 @@ class TextOnly(Generic[S]):
                 f"{sampling.max_tokens:,}, but the context holds only {self._context:,}"
             )
         text = "".join(part.text for part in prompt)
-        # The prompt's length is counted in bytes of UTF-8, because a token has about the same number of them in every
+        # The prompt's length is counted in bytes of UTF-8, because a token has about the same number of bytes in every
         # language.
         num_bytes = len(_RUN.sub(r"\1\1\1", text).encode("utf-8", "surrogatepass"))
         # `_letters_per_token` was measured on an ASCII sample, so it is also the number of bytes per token.

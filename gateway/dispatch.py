@@ -109,7 +109,7 @@ class Dispatcher:
         """Stop waiting for a run, and cancel its job if it has no result. Returns at once; may be called repeatedly."""
         if not run.is_abandoned and (not run.job_id or self._runs.pop(run.job_id, None) is not None):
             run.is_abandoned = True
-            with suppress(RuntimeError):  # the pool is shut down: `close` has cancelled the job
+            with suppress(RuntimeError):  # the pool is shut down, so `close` has cancelled the job
                 self._pool.submit(self._cancel, run)
 
     def end_all(self, reason: str) -> None:

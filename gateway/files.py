@@ -29,7 +29,7 @@ from producers.storage.shapes import from_json, parse_as
 T = TypeVar("T")
 
 _PIECE_BYTES = 1 << 20
-_DESCRIPTION_BYTES = 4096  # each description counts as this many bytes, because it uses at least that much of the disk
+_DESCRIPTION_BYTES = 4096  # each description counts as this many bytes, because it takes at least that much disk space
 _NAME = re.compile(r"(file-|batch_)[0-9a-f]{24}[a-z-]*")
 _FILE_NAME = re.compile(rf"\.?{_NAME.pattern}\.jsonl?(\.[0-9a-f]{{8}})?")
 

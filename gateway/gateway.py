@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-MAX_WAITING = 1000  # if this many jobs wait for a model, the gateway accepts no more for it
+MAX_WAITING = 1000  # if this many jobs wait for a model, the gateway accepts no more jobs for that model
 STOP_S = 10.0  # when the gateway must stop, its streams have this many seconds to end
 DEADLINE_S: Mapping[Lane, float] = {"now": 600.0, "bulk": 3600.0}
 _BEYOND_DEADLINE_S = 5.0  # after a job's deadline, a worker has this many seconds to report that the job expired

@@ -13,8 +13,8 @@ from producers.words import plural
 MIN_CLASS = 5
 LOW = 0.34  # points are low if they are at most this share of the criterion's full points
 NEARLY_ALL = 0.9  # of the class
-# There is a warning about a criterion only if its median share of points is lower than the median share of all other
-# criteria by at least this much.
+# There is a warning about a criterion only if its median share of points is at least this much below the median share
+# of all other criteria.
 CONTRAST = 0.2
 
 

@@ -141,7 +141,7 @@ def read_examples(
     ids = [criterion.id for criterion in rubric.criteria]
     by_hand = in_class(read_hand_grades(data, str(request.examples)), [work.name for work in submissions], ids)
     points: dict[str, dict[str, Points]] = {}
-    # If several people graded the same criterion of a work, only the person whose name comes first in the alphabet
+    # If several people graded the same criterion of a work, only the person whose name comes first alphabetically
     # counts.
     for (name, id, _), given_points in sorted(by_hand.items(), reverse=True):
         points.setdefault(name, {})[id] = given_points

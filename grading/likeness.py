@@ -44,7 +44,8 @@ class CriterionAnswer:
     points: Points | None
     # The evidence found in the work; "" if none was found.
     quote: str
-    # The cell or file that contains the quote. Without a quote, it is all of the student's own text except outputs.
+    # The cell or file that contains the quote. If there is no quote, this is all of the student's own text except
+    # outputs.
     text: str
 
     @property

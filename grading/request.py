@@ -73,7 +73,7 @@ class GradeRequest:
     solution: Path | None = None
     template: Path | None = None
     selection: Selection = WHOLE_CLASS
-    # Number of answers to each prompt, all from one prefill. If the answers disagree, a person must look.
+    # Number of answers to each prompt, all from one prefill. If the answers disagree, a person must look at the grade.
     samples: int = 1
     ask: AskForm = "together"
     # Maximum number of tokens of a submission. 0 means as many as fit into the models' contexts. None means that the

@@ -31,7 +31,7 @@ from producers.storage.journal import Lines, lock_lines
 from producers.storage.shapes import parse_as
 
 FILE = "reviews.jsonl"
-# A decision's reason begins with this text if not a person, but a regrade's round made the decision.
+# A decision's reason begins with this text if the decision was made by a regrade's round, not by a person.
 ROUND_REASON = "regraded in round"
 AFTER_A_LOOK = "These hand grades were given with the model's points in sight, which makes people agree with them."
 MAX_TEXT = 20_000  # maximum number of characters in feedback or in a reason

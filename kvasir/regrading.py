@@ -167,8 +167,8 @@ class Regrade:
                 raise BatchError(f"{name} has not changed since it was graded; edit {self._request.rubric} first")
         if unnamed_ids := [name for name in (*self.cost.asked, *self.cost.removed) if name not in criteria]:
             raise BatchError(
-                f"other criteria have changed too: {join_with_and(unnamed_ids)}; name these too, or name "
-                "no criterion to ask about all that have changed"
+                f"other criteria have changed too: {join_with_and(unnamed_ids)}; name these criteria too, or leave out "
+                "--criterion to ask about all criteria that have changed"
             )
 
 

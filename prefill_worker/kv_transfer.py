@@ -22,7 +22,7 @@ from prefill_worker.free_memory import FreeMemory
 
 log = logging.getLogger(__name__)
 
-# For fewer tokens than this, computing is as fast as fetching a KV cache and writing it into a slot.
+# Computing fewer tokens than this is as fast as fetching their KV cache and writing it into a slot.
 MIN_RESUME_TOKENS = 64
 # Assumed speed of a worker until it has measured its own. The guess is low, because waiting for another worker costs
 # less than computing the same prefix twice.

@@ -97,7 +97,7 @@ def _editor(desk: Desk, folder: Path, view: BatchView) -> tuple[Path, RubricDraf
         rubric_form.read_widgets(draft)
         name, content = draft.file
         _select_version(folder, assignments.save_rubric(folder, name, content.encode()))
-        # At the second click of a double click, the draft is already removed.
+        # On the second click of a double click, the draft has already been removed.
         desk.rubrics.pop(key, None)
 
     buttons = st.container(horizontal=True)

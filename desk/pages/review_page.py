@@ -169,9 +169,9 @@ def _hear(desk: Desk, folder: Path, key: str) -> None:
     # If the message names no submission, the person has not moved.
     state["submission"] = message.submission or state["submission"]
     state.pop("opened", None)
-    # "heard" means that this function has handled the message in full. So it is set only here: after a restart of the
-    # desk, Streamlit can restore an old message without calling this function. It is set last, because any access to
-    # the state can abort the function.
+    # "heard" means that this function has handled the message in full. It is set only here, because after a restart of
+    # the desk, Streamlit can restore an old message without calling this function. It is set last, because any access
+    # to the state can abort the function.
     state["heard"] = [message.sender, message.number, message.submission, state["show"]]
 
 

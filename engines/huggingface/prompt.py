@@ -56,7 +56,7 @@ class HFPrompt(ChatPrompt):
         for entry in marks:
             entry["special"] = True
         # A Unigram model also lists the marks among its pieces, sometimes as the likeliest ones. So each of these
-        # pieces gets a random name that no text can contain.
+        # pieces gets a random name that no text will contain.
         if definition["model"].get("type") == "Unigram":
             hidden = {entry["content"]: secrets.token_hex(16) for entry in marks}
             definition["model"]["vocab"] = [

@@ -202,7 +202,7 @@ def _local_folder(name: str) -> Path:
     except Exception as error:  # noqa: BLE001  the hub client raises its own errors and those of its HTTP client
         reason = " ".join(str(error).split())
         raise ConfigError(
-            f"there is no model folder {name}, and the hub can't supply the model: {reason:.200}"
+            f"there is no model folder {name}, and the model can't be fetched from the hub: {reason:.200}"
         ) from None
 
 

@@ -126,7 +126,7 @@ def _require_unexchangeable(parent: Path) -> None:
         found = folder.stat()
         open_to = found.st_mode & (stat.S_IWOTH if found.st_gid in (0, os.getgid()) else stat.S_IWOTH | stat.S_IWGRP)
         if found.st_uid not in (0, os.getuid()) or (open_to and not found.st_mode & stat.S_ISVTX):
-            raise ConfigError(f"{parent} can't hold KV caches: other users are able to rename files in {folder}")
+            raise ConfigError(f"{parent} can't be used for KV caches, because other users can rename files in {folder}")
 
 
 def _lock(folder: Path) -> int:

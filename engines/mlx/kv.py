@@ -22,8 +22,8 @@ from messages.kv import Array, Block, DType, KVCache, KVLayout, Record, Recurren
 
 _TYPES: dict[DType, mx.Dtype] = {"f16": mx.float16, "bf16": mx.bfloat16, "f32": mx.float32}
 
-# One layer's keys, values and offset, and the index of the next row in its ring buffer. A recurrent layer has columns,
-# matrix, 0 and 0.
+# One layer's keys, values and offset, and the index of the next row in its ring buffer. For a recurrent layer, these
+# are columns, matrix, 0 and 0.
 CacheState = tuple[mx.array, mx.array, int, int]
 Rows = mx.array  # of the shape (layers, 2, tokens, kv_heads, head_dim)
 

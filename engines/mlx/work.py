@@ -18,7 +18,7 @@ from messages.errors import Cancelled, InvalidSchema, KvasirError
 from messages.jobs import PrefillReport
 from messages.kv import KVCache, KVLayout, Record
 
-_POLL_S = 0.2  # seconds between two checks whether a call was cancelled; each check takes CPU time from the model
+_POLL_S = 0.2  # seconds between two checks for a cancelled call; each check takes CPU time from the model
 _TOKENS_PER_PUT = 16
 _begin_computing: Any = mx.async_eval
 # Releases of mlx-lm before 0.32 mix up a batch's logits processors when a sequence that has none leaves the batch. So

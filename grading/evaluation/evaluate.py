@@ -99,8 +99,8 @@ def evaluate(
     pairs = [pair for points in by_rater.values() for pair in pairs_of(by_model, points)]
     if not pairs:
         raise EvaluationError(
-            "no submission has both a hand grade and a model's points: enter hand grades, and call the submissions "
-            "by their names in the batch"
+            "no submission has both a hand grade and a model's points: enter hand grades, and write the submissions' "
+            "names as in the batch"
         )
     parts = {
         "model": by_name(pairs),

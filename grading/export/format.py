@@ -64,7 +64,7 @@ class ExportFormat:
     file_names: tuple[str, ...]
     make: Callable[..., ExportFile]
     options: tuple[ExportOption, ...] = ()
-    # Whether an export is recorded and compared with the last one of its kind.
+    # Whether an export is recorded and compared with the last export of its kind.
     is_compared: bool = True
     # Shows the format's form on the desk. The function gets the names of the class's assignment, and returns the
     # choices, or None while a choice is missing. Without this function, the desk shows a field for each option.

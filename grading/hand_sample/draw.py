@@ -63,7 +63,7 @@ class Stratum:
 
     name: str
     members: tuple[SampleMember, ...]
-    # Item ids in the order of the draw, as many as the largest planned size needs.
+    # Item ids in the order of the draw. There are as many as the largest planned size needs.
     sample: tuple[str, ...]
 
 
@@ -310,7 +310,7 @@ def draw_more(folder: Path) -> Draw:
         if record.looks == len(record.plan.sizes):
             raise BoundError(
                 f"the sample was drawn for {record.size} grades only. To look again at a larger sample, name both "
-                "sizes when you draw (--draw 30,60): the bound depends on how often you look"
+                "sizes when you draw (--draw 30,60), because the bound depends on how often you look"
             )
         extended_record = replace(record, looks=record.looks + 1)
         _extend_sheet(folder, extended_record, _read_rows(folder / SHEET))

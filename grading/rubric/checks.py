@@ -33,7 +33,7 @@ _COLUMN = re.compile(r"[^\n\"'`]{1,80}\Z")
 _FIGURE = re.compile(r"(?<![\w.])-?\d[\d,]*(?:\.\d+)?(?:[eE][+-]?\d+)?(?![\w])")
 _ENOUGH_DIGITS = 3  # numbers with fewer digits occur in every output
 _MOST_FIGURES = 200
-# Relative tolerance, because programs round their outputs differently.
+# Relative tolerance. It is needed because programs round their outputs differently.
 _CLOSE = 1e-3
 # The output must contain at least this share of the solution's numbers.
 _MATCHING_SHARE = 0.8

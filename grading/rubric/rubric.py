@@ -306,7 +306,7 @@ def _parse_criteria(file: str, data: Any) -> tuple[Criterion, ...]:
         raise RubricError(f"{file}: 'criteria' is empty; write at least one criterion with id, title, points and model")
     if len(data) > MAX_CRITERIA:
         raise RubricError(
-            f"{file}: the rubric has {len(data)} criteria, but at most {MAX_CRITERIA} are read: join some of them"
+            f"{file}: the rubric has {len(data)} criteria, but at most {MAX_CRITERIA} are allowed; join some of them"
         )
     criteria = tuple(_parse_criterion(file, number, criterion_data) for number, criterion_data in enumerate(data, 1))
     first_numbers: dict[str, int] = {}
@@ -372,7 +372,9 @@ def _text(at: str, key: str, value: Any, longest: int, line: bool = False) -> st
         raise RubricError(f"{at}: '{key}' must be text, not {_quote(value)}; put it in quotes")
     text = value.strip()
     if len(text) > longest:
-        raise RubricError(f"{at}: '{key}' is {len(text):,} characters long; at most {longest:,} are read: shorten it")
+        raise RubricError(
+            f"{at}: '{key}' is {len(text):,} characters long; at most {longest:,} are allowed: shorten it"
+        )
     if any(0xD800 <= ord(char) < 0xE000 or (char < " " and char not in "\t\n\r") for char in text):
         raise RubricError(f"{at}: '{key}' contains a control character; remove it")
     if line and (not text or "\n" in text or "\r" in text):

@@ -130,8 +130,8 @@ def read_pdf(data: bytes, _suffix: str = "") -> Submission:
         "lzw_maximum_output_length": _MAX_PAGE_BYTES,
         "run_length_maximum_output_length": _MAX_PAGE_BYTES,
         "stream_parsing_work_maximum_count": _MAX_OPERATORS,
-        # pypdf silently leaves out text when it reaches this limit. `_PdfWork` has a lower limit, which is reached
-        # first and raises an error.
+        # pypdf silently leaves out text when it reaches this limit. The limit in `_PdfWork` is lower, so it is reached
+        # first, and an error is raised.
         "xform_maximum_invocations_per_extraction": 2 * _MAX_DRAWINGS,
         "jbig2dec_binary": None,  # no external program is started
     }

@@ -223,7 +223,7 @@ def _selected_groups(
         groups = _groups(path, [entry for entry in all_entries if entry.path not in excluded_paths], student_of)
         if not any(_readable(group) for group in groups):
             raise SubmissionError(
-                f"{printable_path(path)} holds no submission of a readable kind; these kinds can be read: "
+                f"{printable_path(path)} holds no submission that can be read; these kinds of file can be read: "
                 f"{', '.join(_READERS)}"
             )
         selected_groups = _select_groups(groups, names, path, lenient)

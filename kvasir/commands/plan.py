@@ -84,7 +84,7 @@ def plan(
     """
     settings = global_options.settings(models)
     if (folder is None) == (submissions is None):
-        raise UsageError("there is nothing to plan for: name either a FOLDER of submissions or --submissions N")
+        raise UsageError("there is nothing to plan for: give either a FOLDER of submissions or --submissions N")
     documents = {"--rubric": rubric, "--solution": solution, "--template": template}
     if submissions and (named := [name for name, file in documents.items() if file]):
         raise UsageError(

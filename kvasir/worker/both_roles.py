@@ -50,7 +50,7 @@ class TwoRoleWorker:
         self.prefill.loop.pair_with(self.decode.loop)
         self.prefill.loop.wants_bulk = lambda: (work := self._work_now()) is None or work.lacks_ready_jobs
         self.decode.loop.wants_bulk = lambda: (work := self._work_now()) is None or not work.holds_ready_jobs
-        # None while it is unknown, so that both roles take any job.
+        # None while it is unknown. Both roles then take any job.
         self._work: ModelWork | None = None
         # This worker's counters at the last check.
         self._prefilled_then = self._prefilling_then = self._answers_then = 0

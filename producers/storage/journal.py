@@ -62,7 +62,7 @@ class Lines:
                         rest = rest[os.write(file.fileno(), rest) :]
                     os.fsync(file.fileno())
                 except OSError:
-                    # After an error such as a full disk, no half line is allowed to remain.
+                    # After an error such as a full disk, no incomplete line is allowed to remain.
                     os.ftruncate(file.fileno(), size)
                     raise
         except OSError as error:

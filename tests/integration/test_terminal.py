@@ -93,7 +93,7 @@ def test_a_class_has_a_line_a_person_and_twenty_more_in_80_columns(
     assert len(lines) <= len(names) + 20, terminal.text
     assert len(names) > 20
     assert names <= words
-    assert "  not valid JSON" in terminal.text.partition("1 can't be read:")[2]
+    assert "  it is not valid JSON" in terminal.text.partition("1 can't be read:")[2]
 
 
 def test_no_command_breaks_a_word_in_80_columns(tmp_path: Path, homework: Path) -> None:

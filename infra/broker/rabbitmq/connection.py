@@ -107,7 +107,7 @@ def parameters(url: str, name: str, ca_file: str = "") -> pika.URLParameters:
         if option not in options:
             setattr(settings, option, value)
     if settings.ssl_options is not None and "ssl_options" not in options:
-        # pika's default TLS options contain no host name. With them, the check of the certificate fails.
+        # pika's default TLS options contain no host name, so the check of the certificate would fail with them.
         settings.ssl_options = pika.SSLOptions(_tls(ca_file), settings.host)
     settings.connection_attempts = 1
     settings.client_properties = {"connection_name": name}

@@ -92,7 +92,7 @@ def test_no_folder_is_made_where_others_can_exchange_it(tmp_path: Path, mode: in
     (everybodys / "mine").mkdir(parents=True)
     everybodys.chmod(mode)
     for parent in (everybodys, everybodys / "mine"):
-        with pytest.raises(ConfigError, match=r"other users are able to rename files in .*everybodys$"):
+        with pytest.raises(ConfigError, match=r"other users can rename files in .*everybodys$"):
             make_slot_folder(parent)
     assert [path.name for path in everybodys.rglob("*")] == ["mine"]
     everybodys.chmod(mode | stat.S_ISVTX)  # as /dev/shm is

@@ -281,7 +281,7 @@ def test_a_bad_zip_is_an_error_that_names_it(tmp_path, content):
 
 def test_a_zip_without_anything_readable_is_an_error(tmp_path):
     for members in ({}, {"a.odt": "x"}):
-        with pytest.raises(SubmissionError, match="holds no submission of a readable kind"):
+        with pytest.raises(SubmissionError, match="holds no submission that can be read"):
             read_submissions(make_zip(tmp_path / "class.zip", members))
 
 

@@ -191,7 +191,7 @@ def test_a_folder_with_one_bad_file_is_read_without_it_and_says_so(tmp_path):
     [folder] = read_submissions(tmp_path)
 
     assert shape(folder) == [("code", "1", "file 2 (.r), script")]
-    assert folder.notes[0].startswith("file 1 (.ipynb): not valid JSON")
+    assert folder.notes[0].startswith("file 1 (.ipynb): it is not valid JSON")
 
 
 def test_a_folder_with_nothing_readable_is_a_problem(tmp_path):
@@ -200,7 +200,7 @@ def test_a_folder_with_nothing_readable_is_a_problem(tmp_path):
 
     bad, none, void = read_submissions(tmp_path)[1:]
 
-    assert bad.problem.startswith("not valid JSON")
+    assert bad.problem.startswith("it is not valid JSON")
     assert none.problem == void.problem
     assert void.problem.startswith("the folder holds no file that can be read; hand in one of: .ipynb")
 
@@ -337,10 +337,10 @@ def test_a_limit_takes_the_first_by_name(tmp_path):
 def test_a_path_with_nothing_to_read_is_an_error_that_names_it(tmp_path):
     with pytest.raises(SubmissionError, match="nowhere: there is no such file or folder"):
         read_submissions(tmp_path / "nowhere")
-    with pytest.raises(SubmissionError, match=f"{tmp_path.name} holds no submission of a readable kind"):
+    with pytest.raises(SubmissionError, match=f"{tmp_path.name} holds no submission that can be read"):
         read_submissions(tmp_path)
     put(tmp_path, a__odt="x", b0c__png="x")
-    with pytest.raises(SubmissionError, match=f"{tmp_path.name} holds no submission of a readable kind"):
+    with pytest.raises(SubmissionError, match=f"{tmp_path.name} holds no submission that can be read"):
         read_submissions(tmp_path)
 
 
@@ -348,7 +348,7 @@ def test_a_solution_is_one_file_and_its_problem_an_error(tmp_path):
     put(tmp_path, solution__R="x <- 1", bad__ipynb="{", other__pdf="x")
 
     assert shape(read_document(tmp_path / "solution.R")) == [("code", "x <- 1", "script")]
-    with pytest.raises(SubmissionError, match=r"bad\.ipynb can't be read: not valid JSON"):
+    with pytest.raises(SubmissionError, match=r"bad\.ipynb can't be read: it is not valid JSON"):
         read_document(tmp_path / "bad.ipynb")
     for wrong in ("other.pdf", "missing.R", "", "class.zip"):
         with pytest.raises(SubmissionError):
