@@ -13,9 +13,9 @@ from producers.words import plural
 
 # Fewer equal lines than this do not suggest copying, because all right answers share a few lines.
 MANY_LINES = 6
-# If a task can be solved in few ways, about half of the lines of a right answer are also in the solution. Work looks
-# like a copy only if more lines are equal: at least the share MOST_OF_ITS_OWN of the student's lines, or at least the
-# share MOST_OF_THEIRS of the solution's lines.
+# If there are only a few ways to solve a task, about half of the lines of a right answer are also in the solution. Work
+# looks like a copy only if it shares more: at least the fraction MOST_OF_ITS_OWN of the student's lines, or at least
+# the fraction MOST_OF_THEIRS of the solution's lines.
 MOST_OF_ITS_OWN, MOST_OF_THEIRS = 0.75, 0.9
 # A line from the grading notes counts as much as this many lines of code, because students never saw the notes.
 NOTE_COUNTS = 3

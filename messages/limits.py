@@ -11,8 +11,8 @@ MAX_PROMPT_BYTES = 1 * _MIB
 MAX_ANSWER_BYTES = 4 * _MIB
 MAX_PARTS = 256  # parts of a prompt, including the parts of its questions
 
-# Limit for a JSON text. Its strings, lists, objects and commas are counted before it is parsed. A schema of the maximum
-# size has about 60,000 of them.
+# Limit for the number of strings, lists, objects and commas in a JSON text. They are counted before it is parsed. A
+# schema of the maximum size has about 60,000 of them.
 MAX_JSON_PIECES = 100_000
 
 # Limits for a job's JSON schema. To build a grammar from a schema, libraries unroll repetitions, follow references

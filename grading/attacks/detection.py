@@ -25,7 +25,7 @@ MAX_SHOWN = 120
 # At most _RUN neighbouring sentences, with at most _RUN_CHARS characters, are scored together, because a phrase can
 # continue on the next line.
 _RUN, _RUN_CHARS = 3, 420
-# Short lines are scored together in larger groups of at most this many lines and at most this many characters.
+# Short lines are also scored in groups of up to _LINES lines, with at most _LINES_CHARS characters in total.
 _LINES, _LINES_CHARS = 6, 120
 # Long texts cause more false alarms. If there are more than _USUAL sentences, an alarm needs a higher score. _CAUTION
 # sets how much higher.

@@ -30,7 +30,8 @@ MIN_UNITS = 10  # with fewer submissions than this, there is no confidence inter
 RESAMPLES = 1_999
 # Number of bootstrap samples that are in memory at the same time.
 _BATCH = 200
-# A floor is computed only for a criterion with at least this many grades. A line is fitted to a third of the grades.
+# The agreement that simple text statistics reach (the floor) is computed only for a criterion with at least this many
+# grades, because a line is fitted to a third of them.
 MIN_FLOOR_GRADES = 9
 
 _WORD = re.compile(r"\w\w")  # scikit-learn's vectorizer counts only words of at least two characters

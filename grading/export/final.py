@@ -63,7 +63,7 @@ class FinalGrade:
     is_reviewed: bool
     # Reasons for review that no decision has settled yet.
     open_doubts: tuple[str, ...] = ()
-    # The people who decided. Only files that stay with the instructor contain them.
+    # The names of the people who decided. They appear only in files that stay with the instructor.
     reviewers: tuple[str, ...] = ()
     penalty: Penalty | None = None  # for lateness
     lapsed: str = ""  # why an approval no longer counts

@@ -140,8 +140,8 @@ def requests_from(folder: Path, data: bytes, grades: Sequence[FinalGrade], by: s
     )
     if not student_columns or text_column < 0:
         raise ExportError(
-            "the table of requests lacks columns: it needs request, and one of submission, student_id, ID and "
-            "Identifier"
+            "the table of requests lacks columns: it needs a column request, and one of submission, student_id, "
+            "ID and Identifier"
         )
     roster, by_submission = read_rosters(kept_files(folder)), {final.submission: final for final in grades}
     by_name = {

@@ -100,7 +100,7 @@ class _Form:
 
     kind: _Kind
     student: Student
-    initial: str = ""  # the initial of the other part of the name
+    initial: str = ""  # if the letters are one part of the name, the initial of the other part
     sure: bool = True
 
 

@@ -25,7 +25,7 @@ class FileGroup:
     name: str
     is_folder: bool = False
     entries: list[ArchiveEntry] = field(default_factory=list)
-    extra_files: int = 0  # number of files from the same student's other attachments
+    extra_files: int = 0  # number of files from this student's other attachments
     superseded_names: list[str] = field(default_factory=list)
 
     def matches(self, query: str) -> bool:

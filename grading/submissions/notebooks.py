@@ -50,7 +50,7 @@ _V3_MIME = {
 _V3_OUTPUT = {"pyout": "execute_result", "pyerr": "error"}
 _PICTURES = ("image/", "application/pdf", "application/vnd.plotly", "application/vnd.vega")
 _WIDGET = "application/vnd.jupyter.widget"
-_OBJECT = re.compile(r"<[^<>\n]{1,200}>")  # what Python prints for an object that has only an HTML form
+_OBJECT = re.compile(r"<[^<>\n]{1,200}>")  # what Python prints for an object that only HTML can show
 
 _ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b\n]{0,1000}(?:\x07|\x1b\\)|[@-Z\\-_])")
 _DATA_URI = re.compile(r"data:[\w.+-]{1,60}/[\w.+-]{1,60};base64,[A-Za-z0-9+/=%]*")

@@ -88,7 +88,7 @@ class _Drawing:
     "--thresholds",
     type=_Numbers(float),
     metavar="X[,X…]",
-    help="Compare up to 5 thresholds. With each threshold, people read the grades whose doubt is above it.",
+    help="Compare up to 5 thresholds. A threshold means that people check each grade whose doubt is above it.",
 )
 @click.option(
     "--strata",

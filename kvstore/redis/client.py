@@ -161,7 +161,7 @@ def with_errors_mapped(method: Callable[Concatenate[Any, P], T]) -> Callable[Con
 def sentence(error: Exception, address: str) -> str:
     """Return a sentence that says what happened, and what to do about it."""
     if isinstance(error, exceptions.RedisClusterException):
-        if isinstance(error.__cause__, Exception):  # why no node returned the map of slots
+        if isinstance(error.__cause__, Exception):  # it says why no node returned the map of slots
             return sentence(error.__cause__, address)
         # The error's own text is left out, because it can contain the command.
         return f"no node of the store at {address} serves a slot that is needed"

@@ -179,7 +179,7 @@ class RabbitMQBroker(Broker):
             return
         self._closed = True
         self._publisher.close()
-        self._consuming.close()  # closed first, because the publishing connection closes slowly during an alarm
+        self._consuming.close()  # before the publishing connection, which closes slowly during an alarm
         self._publishing.close()
         for consumer in list(self._consumers):
             consumer.nudge()  # wake `receive`, which then finds the connection closed

@@ -94,7 +94,7 @@ class Host:
             pass
         self._drain()
         if not self._shape:
-            raise RuntimeError(self._probe_problem or "vLLM gave out no KV cache")
+            raise RuntimeError(self._probe_problem or "vLLM returned no KV cache")
 
     async def _generate(self, request: wire.Message) -> None:
         key = request["id"]

@@ -80,8 +80,8 @@ def test_a_criterion_may_be_named_by_its_title(out: Path) -> None:
 @pytest.mark.parametrize(
     ("data", "said"),
     [
-        (b"submission\nx\n", "the table of requests lacks columns: it needs request, and one of submission"),
-        (b"request\nwhy?\n", "the table of requests lacks columns: it needs request, and one of submission"),
+        (b"submission\nx\n", "the table of requests lacks columns: it needs a column request, and one of submission"),
+        (b"request\nwhy?\n", "the table of requests lacks columns: it needs a column request, and one of submission"),
         (b"submission,request\nnobody.py,why?\n", "requests, row 2: this class has no submission 'nobody.py'"),
         (b"submission,request\n,why?\n", "requests, row 2: this class has no submission 'nobody'"),
         (b"ID,request\n100,Why, though? It runs.\n", "requests, row 2: there are more fields than in the header"),
