@@ -298,7 +298,7 @@ class ConsumerLoop:
         """
         specs = topology.queues([self._model], self._broker.is_clustered)
         names = [spec.name for spec in specs if not (self._broker.is_clustered and spec.is_classic)]
-        depths = {name: self._broker.depth(name) for name in names}
+        depths = self._broker.depths(*names)
         if missing_queues := [name for name, depth in depths.items() if depth is None]:
             log.error("somebody deleted %s and the messages in it: declaring it again", ", ".join(missing_queues))
             self._broker.declare([self._model])

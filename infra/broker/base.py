@@ -220,12 +220,16 @@ class Broker(ABC):
         """Take one ready message (`basic_get`), or None if there is none. Raises NoQueue, BrokerUnavailable."""
 
     @abstractmethod
+    def depths(self, *queues: str) -> dict[str, Depth | None]:
+        """Return how full each queue is, or None for a queue that doesn't exist. Raises BrokerUnavailable."""
+
     def depth(self, queue: str) -> Depth | None:
         """Return how full a queue is, or None if it doesn't exist. Raises BrokerUnavailable."""
+        return self.depths(queue)[queue]
 
     def ready(self, *queues: str) -> int:
-        """Return the number of ready messages in these queues, of which some may not exist. Raises as `depth` does."""
-        return sum(depth.ready for queue in queues if (depth := self.depth(queue)))
+        """Return the number of ready messages in these queues, of which some may not exist. Raises as `depths` does."""
+        return sum(depth.ready for depth in self.depths(*queues).values() if depth)
 
     @abstractmethod
     def open_reply_queue(self, batch_id: str) -> str:

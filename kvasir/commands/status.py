@@ -79,13 +79,10 @@ def _worker(registration: WorkerInfo) -> dict[str, Any]:
 
 def queue_depths(broker: Broker, models: list[str]) -> dict[str, int]:
     """Return the number of ready messages in each queue that has any; work queues are always included."""
-    depths = {}
-    for spec in topology.queues(models, broker.is_clustered):
-        depth = broker.depth(spec.name)
-        is_always_shown = spec.exchange == topology.WORK and spec.name.endswith((".now", ".bulk"))
-        if depth and (depth.ready or is_always_shown):
-            depths[spec.name] = depth.ready
-    return depths
+    specs = list(topology.queues(models, broker.is_clustered))
+    always = {spec.name for spec in specs if spec.exchange == topology.WORK and spec.name.endswith((".now", ".bulk"))}
+    depths = broker.depths(*(spec.name for spec in specs))
+    return {name: depth.ready for name, depth in depths.items() if depth and (depth.ready or name in always)}
 
 
 def _print(state: dict[str, Any]) -> None:

@@ -67,7 +67,7 @@ class DeskBackend:
         ]
         try:
             self._client = client = self._client or connect(self._settings, (), name="desk")
-            depths = {name: depth.ready for name in names if (depth := client.broker.depth(name))}
+            depths = {name: depth.ready for name, depth in client.broker.depths(*names).items() if depth}
             return FleetView(client.workers(), depths)
         except KvasirError as error:
             if self._client:

@@ -206,7 +206,7 @@ def _try_addresses(service: Literal["broker", "store"], settings: Settings) -> d
 def _check_broker(broker: "RabbitMQBroker", models: list[str]) -> Iterator[Finding]:
     yield from check_broker_itself(broker.server)
     work = [spec.name for spec in topology.queues(models) if spec.exchange == topology.WORK]
-    absent = [name for name in work if broker.depth(name) is None]
+    absent = [name for name, depth in broker.depths(*work).items() if depth is None]
     if absent:
         message = f"reached; of {plural(len(work), 'work queue')} {len(absent)} not declared yet"
         yield warn("broker", message, "start a worker")

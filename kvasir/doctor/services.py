@@ -104,9 +104,12 @@ def check_redis(info: Mapping[str, Any], saves: str) -> Iterator[Finding]:
     """Check how Redis treats a full memory, and whether it writes to disk, by `INFO` and the setting `save`."""
     limit, policy = int(info.get("maxmemory", 0)), str(info.get("maxmemory_policy", ""))
     if not limit:
-        half_mb = int(info.get("total_system_memory", 1 << 33)) >> 21  # of the store's machine, in MiB
-        todo = f"redis-cli CONFIG SET maxmemory {half_mb}mb (half of its memory), and the same in redis.conf"
-        yield warn("store", "maxmemory is not set: prefill can't tell when it is full", todo)
+        yield warn(
+            "store",
+            "maxmemory is not set: prefill can't tell when it is full",
+            f"redis-cli CONFIG SET maxmemory {int(info.get('total_system_memory', 1 << 33)) >> 21}mb (half of its "
+            "memory), and the same in redis.conf",
+        )
     if policy != "noeviction":
         yield error(
             "store",

@@ -289,7 +289,6 @@ class SimulationState:
         self.now = 0.0
         self.fleet = fleet
         self.decoders = [DecoderState(worker) for worker in fleet.decoders]
-        self.present: list[DecoderState] = []  # those that have joined and are still alive
         self.machines = {
             name: MachineState([decoder for decoder in self.decoders if decoder.worker.machine == name])
             for name in fleet.machines()
@@ -329,8 +328,9 @@ class SimulationState:
 
     def lead_elsewhere(self, machine: str, model: str) -> float:
         """See ModelWork."""
-        others = [self._advantages[key] for key in self._advantages if key[1] == model and key[0] != machine]
-        return max(others, default=0.0) / self._advantages.get((machine, model), math.inf)
+        return max(
+            (value for key, value in self._advantages.items() if key[1] == model and key[0] != machine), default=0.0
+        ) / self._advantages.get((machine, model), math.inf)
 
     def simulate(self, backlog: Backlog) -> SimulatedRun:
         """Run until the last answer."""
@@ -342,7 +342,7 @@ class SimulationState:
                 self._schedule(decoder.worker.dies_s, self._die, decoder)
         while self._events:
             self.now = self._events[0][0]
-            self.present = [decoder for decoder in self.decoders if decoder.is_present(self.now)]
+            self.present = [decoder for decoder in self.decoders if decoder.is_present(self.now)]  # joined and alive
             for machine in self.machines.values():
                 machine.advance(self.now)
             while self._events and self._events[0][0] <= self.now:

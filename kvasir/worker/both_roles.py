@@ -23,7 +23,7 @@ from messages.errors import BrokerUnavailable
 from messages.workers import BOTH_ROLES, WorkerInfo, prefill_id
 from prefill_worker.worker import PrefillWorker
 
-LOOK_S = 0.2  # interval between checks; a check costs four passive declares and one read of the registrations
+LOOK_S = 0.2  # interval between checks while jobs wait; a check costs ten passive declares and a read of the store
 
 
 class TwoRoleWorker:
@@ -127,7 +127,8 @@ class TwoRoleWorker:
     def _look_on(self) -> None:
         while not self._stopping.is_set():
             self.look()
-            self._stopping.wait(LOOK_S)
+            # While nothing waits, there is nothing to decide: either role takes the first job that comes.
+            self._stopping.wait(5 * LOOK_S if self._work and not self._work.queue.ready else LOOK_S)
 
 
 def prefillers(registrations: Sequence[WorkerInfo], model: str, ours: str) -> list[WorkerInfo]:

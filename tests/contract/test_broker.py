@@ -390,6 +390,9 @@ def test_getting_from_a_missing_queue_harms_no_delivery(site: Site, broker: Brok
 
 def test_what_does_not_exist_has_no_depth_and_no_consumers(site: Site, broker: Broker) -> None:
     assert broker.depth(NOBODY) is None
+    found = broker.depths(NOBODY, site.work.key, f"{NOBODY}-2", site.work.key)
+    assert found == {NOBODY: None, site.work.key: Depth(0, 0), f"{NOBODY}-2": None}
+    assert broker.depths() == {}
     with pytest.raises(NoQueue, match=NOBODY):
         broker.consume(NOBODY, prefetch=1)
 

@@ -161,8 +161,8 @@ def test_a_decode_depth_wrongly_read_as_zero_costs_time_and_no_job() -> None:
 class BlindBroker(EmbeddedBroker):
     """Every queue looks empty to it, as quorum queues do now and then."""
 
-    def depth(self, queue: str) -> Depth | None:
-        return Depth(ready=0, consumers=0)
+    def depths(self, *queues: str) -> dict[str, Depth | None]:
+        return dict.fromkeys(queues, Depth(ready=0, consumers=0))
 
 
 def start_blind_prefill(pipeline: RedisPipeline) -> None:

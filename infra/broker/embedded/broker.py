@@ -184,10 +184,10 @@ class EmbeddedBroker(Broker):
             self.unacked.add(delivery)
             return delivery
 
-    def depth(self, queue: str) -> Depth | None:
+    def depths(self, *queues: str) -> dict[str, Depth | None]:
         """See `Broker`."""
         self._check_open()
-        return self.server.depth(queue)
+        return {queue: self.server.depth(queue) for queue in queues}
 
     def open_reply_queue(self, batch_id: str) -> str:
         """See `Broker`."""
