@@ -28,6 +28,7 @@ KEYS = {
     "decode": "rows",
     "fleet": "rows worst_ratio_to_ideal contending worst_ratio_to_lp",
     "overhead": "p50_ms p99_ms jobs_per_s dramatiq_jobs_per_s ratio submit_per_s in_process_jobs_per_s",
+    "idle": "both_percent decode_percent prefill_percent broker_percent redis_percent",
     "plan": "rows worst_error",
     "desk": "interactions p95_ms p99_ms growth_mb keys_per_correction paint_ms_p95 next_ms_p95 out_of_view",
     "finish": "nights coverage median_width longest_wait_ratio longest_turn_ratio",
