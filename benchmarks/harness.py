@@ -13,7 +13,7 @@ import platform
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -106,6 +106,26 @@ def machine() -> str:
     """Where the figures come from, and how busy it was: a figure without that says little."""
     load = f", load {os.getloadavg()[0]:.1f}" if hasattr(os, "getloadavg") else ""
     return f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores{load}, Python {platform.python_version()}"
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessTime:
+    """A process of this machine, and the processor seconds that it has used."""
+
+    pid: int
+    name: str  # of its program, without its folder
+    session: int
+    cpu_s: float
+
+
+def processes() -> Iterator[ProcessTime]:
+    """All processes of this machine (Linux, proc(5))."""
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):  # gone meanwhile
+            head, _, tail = path.read_text().rpartition(")")
+            fields = tail.split()
+            seconds = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+            yield ProcessTime(int(path.parent.name), head.partition("(")[2], int(fields[3]), seconds)
 
 
 def peak_growth(action: Callable[[], object]) -> int | None:

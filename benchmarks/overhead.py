@@ -99,13 +99,8 @@ class Stretch:
 
 
 def _cpu_s(sessions: Collection[int]) -> float:
-    """Processor seconds of all processes of these sessions (Linux, proc(5))."""
-    ticks = 0
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):  # gone meanwhile
-            fields = path.read_text().rsplit(")", 1)[1].split()
-            ticks += int(fields[11]) + int(fields[12]) if int(fields[3]) in sessions else 0
-    return ticks / os.sysconf("SC_CLK_TCK")
+    """Processor seconds of all processes of these sessions."""
+    return sum(process.cpu_s for process in harness.processes() if process.session in sessions)
 
 
 class OurPair:

@@ -92,13 +92,9 @@ class DecoderState:
         # models that it serves without stealing; with both roles, these are all of its models
         self.home_models = {worker.model}
 
-    def is_present(self, now: float) -> bool:
-        """Whether the worker has joined and is still alive."""
-        return self.worker.joins_s <= now < self.worker.dies_s
-
-    def free_slots(self, now: float) -> int:
-        """Return the number of free slots."""
-        return self.worker.slots - len(self.running_jobs) if self.is_present(now) else 0
+    def has_free_slot(self) -> bool:
+        """Whether another job can begin."""
+        return len(self.running_jobs) < self.worker.slots
 
 
 @dataclass(eq=False)
@@ -289,6 +285,7 @@ class SimulationState:
         self.now = 0.0
         self.fleet = fleet
         self.decoders = [DecoderState(worker) for worker in fleet.decoders]
+        self.present: list[DecoderState] = []  # those that have joined and are still alive
         self.machines = {
             name: MachineState([decoder for decoder in self.decoders if decoder.worker.machine == name])
             for name in fleet.machines()
@@ -342,7 +339,7 @@ class SimulationState:
                 self._schedule(decoder.worker.dies_s, self._die, decoder)
         while self._events:
             self.now = self._events[0][0]
-            self.present = [decoder for decoder in self.decoders if decoder.is_present(self.now)]  # joined and alive
+            self.present = [each for each in self.decoders if each.worker.joins_s <= self.now < each.worker.dies_s]
             for machine in self.machines.values():
                 machine.advance(self.now)
             while self._events and self._events[0][0] <= self.now:
@@ -402,9 +399,9 @@ class SimulationState:
 
     def _fill_slots(self) -> None:
         """Let workers take one job each in turn, until none takes any."""
-        asking = [decoder for decoder in self.decoders if decoder.free_slots(self.now)]
+        asking = [decoder for decoder in self.present if decoder.has_free_slot()]
         while asking:
-            asking = [decoder for decoder in asking if decoder.free_slots(self.now) and self._start_answer(decoder)]
+            asking = [decoder for decoder in asking if decoder.has_free_slot() and self._start_answer(decoder)]
 
     def _start_answer(self, decoder: DecoderState) -> bool:
         if (

@@ -17,7 +17,7 @@ from pika import exceptions as pika_errors
 
 from infra.broker import topology
 from infra.broker.base import Address, Message
-from infra.broker.rabbitmq import RabbitMQBroker, connection, errors
+from infra.broker.rabbitmq import RabbitMQBroker, channel, connection, errors
 from infra.broker.rabbitmq.fast import FastWire
 from infra.broker.rabbitmq.wire import Wire
 from kvasir.commands.status import queue_depths
@@ -65,6 +65,26 @@ def read_ids(broker: RabbitMQBroker, queue: str) -> list[str]:
         delivery.ack()
     consumer.close()
     return found
+
+
+def test_depths_take_one_channel_and_one_more_for_each_missing_queue(
+    broker: RabbitMQBroker, queue: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = []
+
+    class CountedChannel(channel.Channel):
+        def __init__(self, *arguments: Any) -> None:
+            opened.append(arguments)
+            super().__init__(*arguments)
+
+    monkeypatch.setattr(channel, "Channel", CountedChannel)
+    there = [queue, topology.DEATHS, topology.DEAD_LETTERS]
+    for missing, channels in (([], 1), (["nobody-1", "nobody-2"], 3)):
+        opened.clear()
+        found = broker.depths(*missing, *there)
+        assert [name for name, depth in found.items() if depth is None] == missing
+        assert len(found) == len(missing) + len(there)
+        assert len(opened) == channels
 
 
 def test_nothing_is_lost_when_connections_die_while_publishing(broker: RabbitMQBroker, queue: str) -> None:

@@ -129,7 +129,7 @@ class RabbitMQBroker(Broker):
 
         while missing := [queue for queue in queues if queue not in found]:
             try:
-                self._converse(f"reading the depth of {', '.join(missing)}", talk)
+                self._converse(f"reading the depth of {', '.join(missing):.100}", talk)
             except NoQueue:
                 found[next(queue for queue in missing if queue not in found)] = None
         return found

@@ -79,9 +79,22 @@ def test_prefill_runs_ahead_by_a_watermark_and_not_by_the_class(pipeline: Pipeli
     pipeline.start_both(WatchedEngine(SLOW, slots=2))
     pipeline.submit(*jobs_of(pipeline, 30))
     wait_until(lambda: len(pipeline.workers[0].engine.decode_calls) == 2, "both slots decode")
-    threading.Event().wait(0.6)  # three looks
+    threading.Event().wait(1.6)  # the look that was due while nothing waited, and three more
     assert pipeline.ready(work("decode")) <= 3
     assert pipeline.ready(work("prefill")) >= 25
+
+
+def test_it_looks_seldom_while_nothing_waits_and_often_while_jobs_do(
+    pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    both = worker_of(pipeline.start_both(WatchedEngine(SLOW, slots=2)))
+    waits: list[float] = []
+    wait = both._stopping.wait
+    monkeypatch.setattr(both._stopping, "wait", lambda seconds: waits.append(seconds) or wait(seconds))
+    wait_until(lambda: waits, "it looks")
+    assert set(waits) == {5 * both_roles.LOOK_S}
+    pipeline.submit(*jobs_of(pipeline, 30))
+    wait_until(lambda: waits[-1] == both_roles.LOOK_S, "it looks often")
 
 
 def test_an_urgent_prompt_is_prefilled_however_far_ahead_it_is(pipeline: Pipeline) -> None:
