@@ -339,7 +339,9 @@ class SimulationState:
                 self._schedule(decoder.worker.dies_s, self._die, decoder)
         while self._events:
             self.now = self._events[0][0]
-            self.present = [each for each in self.decoders if each.worker.joins_s <= self.now < each.worker.dies_s]
+            self.present = [
+                decoder for decoder in self.decoders if decoder.worker.joins_s <= self.now < decoder.worker.dies_s
+            ]
             for machine in self.machines.values():
                 machine.advance(self.now)
             while self._events and self._events[0][0] <= self.now:
