@@ -156,9 +156,9 @@ def read_examples(
     chosen = _choose(works, {name: points[name] for name in works}, rubric, room)
     if not chosen:
         raise SubmissionError(
-            f"{request.examples} has fewer than two submissions that can be examples. An example needs points for each "
-            "criterion, must fit into the model's context, and must have no doubts. It must not be in the sample of an "
-            "error bound"
+            f"{request.examples} grades {len(points)} of this class's submissions (by the names that --dry-run shows). "
+            f"{len(works)} can be examples, and two are needed: an example needs points for each criterion, must "
+            "fit into the model's context, and must have no doubts. It must not be in the sample of an error bound"
         )
     fence = fence_for(secret, "\n".join(["graded examples", *(text_of(works[name]) for name in chosen)]))
     return ExampleSet(

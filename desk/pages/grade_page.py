@@ -229,7 +229,7 @@ def _figures(desk: Desk, folder: Path, work: Work) -> None:
         subject = "The submission" if len(rows) == 1 else f"All {len(rows):,} submissions"
         st.success(f"{subject} of this run {'has' if len(rows) == 1 else 'have'} a grade or a reason why not.")
         if counts.finished_jobs > counts.succeeded:
-            kind = "failed" if counts.failed else "cancelled"
+            kind = next(name for name in ("failed", "expired", "cancelled") if getattr(counts, name))
             retry_command = desk.backend.command("retry", str(folder), "--quiet", "--json")
             action_button(f"Try the {kind} ones again", lambda: work.start(retry_command, "retry"))
     if counts.open and _cancelling(folder).exit_code:

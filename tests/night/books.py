@@ -13,11 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from grading.cells import plain_cell
+from monitoring.dashboards.panels import PANELS
 from tests.night.courses import ASSIGNMENT, Course
 from tests.night.record import Record
 from tests.night.site import FINISHES, Site, journal_lines
 from tests.support.homework import same_batch
 from tests.support.lms import canvas_import, moodle_worksheet
+from tests.support.observation import expression
 from tests.support.processes import CompletedCommand, environment, run
 from tests.support.waiting import wait_until
 
@@ -114,6 +116,10 @@ def _worker_books(site: Site) -> dict[str, dict[str, Any]]:
     books: dict[str, dict[str, Any]] = {
         "messages in queues": {"kvasir status": sum(status["queues"].values()), "none": 0}
     }
+    for title in ("Jobs waiting", "Jobs in hand", "Jobs left"):  # on the dashboard
+        (panel,) = (panel for panel in PANELS if panel.title.startswith(title))
+        count = sum(int(site.prometheus.value(expression(query)) or 0) for query in panel.queries)
+        books["messages in queues"][f"Grafana: {title}"] = count
     for hand in site.hands:
         labels = f'{{instance="127.0.0.1:{hand.port}", stage="decode"}}'
         counted = int(site.prometheus.value(f"kvasir_jobs_total{labels}") or 0)

@@ -15,6 +15,7 @@ WRITER, READER, EXAMPLE_MODEL = "writer:8b", "reader:1b", "kvasir-demo"
 SMOLLM2, GEMMA = "smollm2:135m", "gemma3:270m"  # real ones
 ASSIGNMENT = "5502"  # of benchmarks.doors_classes: the column of the gradebook
 DATASET = Path(os.environ.get("DIGIKLAUSUR", ROOT.parent / "shared/datasets/digiklausur"))
+_GRADED_BY_HAND = 3  # exams
 _TRIES = 5_000  # seeds that are looked at for a class of the wanted kind
 
 # Of the total the whole points are the reader's: the other criterion gives a half, or nothing.
@@ -86,8 +87,11 @@ def made_course(folder: Path, kind: str, seed: int, size: int) -> Course:
     )
 
 
-def exam_course(folder: Path, size: int, *options: str, title: str = "exam") -> Course:
-    """`size` exams of the real ones, where they are there; else as many, made on the spot."""
+def exam_course(folder: Path, size: int, *options: str, title: str = "exam", has_examples: bool = False) -> Course:
+    """`size` exams of the real ones, where they are there; else as many, made on the spot.
+
+    `has_examples`: of the first ones grades by hand are there, from which the models get their examples.
+    """
     work = folder / "submissions"
     work.mkdir(parents=True)
     (folder / "rubric.yaml").write_text(EXAM, "utf-8")
@@ -98,6 +102,11 @@ def exam_course(folder: Path, size: int, *options: str, title: str = "exam") -> 
         text = f"# Question 1\nA network of {number} layers learns by its gradient.\n\n# Question 2\nIt generalises.\n"
         (work / f"candidate-{700 + number}.md").write_text(text * 8, "utf-8")
     stems = frozenset(path.stem for path in work.iterdir())
+    if has_examples:
+        names = sorted(path.name for path in work.iterdir())[:_GRADED_BY_HAND]
+        rows = [f"{name},{criterion},1,Ada\n" for name in names for criterion in ("learning", "networks", "words")]
+        (folder / "hand.csv").write_text("submission,criterion,points,rater\n" + "".join(rows), "utf-8")
+        options += ("--examples", str(folder / "hand.csv"))
     return Course(title, work, folder / "rubric.yaml", folder / "batch", options=options, names=stems)
 
 

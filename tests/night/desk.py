@@ -1,5 +1,7 @@
 """A course whose instructor sits at the desk, in a browser: upload, dry run, the whole class; in the morning two."""
 
+import json
+import time
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -16,6 +18,7 @@ from tests.support.waiting import wait_until
 REVIEWERS = ("Ada", "Bo")
 _IS_DRAWN = "!window.kvasirReview.state().isBlank"
 _IS_KEPT = "window.kvasirReview.acts.length === 0"
+_GLANCE_S = 0.5  # in which a grade is read: the screen asks for a second key if the first comes sooner
 
 
 class Desk:
@@ -35,8 +38,8 @@ class Desk:
         self._page.__exit__()
         self._stack.close()
 
-    def submit(self, course: Course) -> "DeskOwner":
-        """As its instructor does."""
+    def prepare(self, course: Course) -> None:
+        """Upload, dry run, and a trial with a few submissions."""
         with Browser(self._folder / "browser") as browser:
             browser.open(self._page.url)
             browser.wait_for("New assignment")
@@ -51,9 +54,28 @@ class Desk:
             browser.wait_for("people are known")
             browser.click("Dry run")
             browser.wait_for("tokens are", GRADED_S)
+            browser.click("Trial")
+            browser.wait_for("submissions of this run have", GRADED_S)
+
+    def submit(self, course: Course) -> "DeskOwner":
+        """The whole class."""
+        tried = len(self._planned(course))
+        with Browser(self._folder / "browser") as browser:
+            browser.open(self._page.at(course.out, "Grade"))
             browser.click("Grade all")
-            wait_until((course.out / "batch.json").exists, "the batch is planned", GRADED_S)
+            wait_until(lambda: len(self._planned(course)) > tried, "the rest of the class is planned", GRADED_S)
         return DeskOwner(course.out)
+
+    def retry(self, course: Course, state: str) -> None:
+        """What has this state, in whatever way the batch was submitted."""
+        with Browser(self._folder / "browser") as browser:
+            browser.open(self._page.at(course.out, "Grade"))
+            browser.click(f"Try the {state} ones again")
+            wait_until(lambda: grading_work(course.out).exit_code is not None, "another try has ended", GRADED_S)
+
+    @staticmethod
+    def _planned(course: Course) -> list[object]:
+        return list(json.loads((course.out / "batch.json").read_text("utf-8"))["jobs"])
 
     def review(self, course: Course, each: int) -> list[Override]:
         """Two people, each in a browser, accept so many grades each by keyboard; what stands decided then."""
@@ -69,6 +91,7 @@ class Desk:
             for _ in range(each):
                 for browser in browsers.values():
                     wait_until(partial(browser.evaluate, _IS_DRAWN), "the grade is there", GRADED_S)
+                    time.sleep(_GLANCE_S)
                     type_key(browser, "a")
             for browser in browsers.values():
                 wait_until(partial(browser.evaluate, _IS_KEPT), "each decision is kept", GRADED_S)

@@ -1,6 +1,6 @@
-"""A machine to which `kvasir deploy` has brought a worker, over ssh: an account's home of its own on this machine.
+"""Machines to which `kvasir deploy` has brought a worker, over ssh: each is an account's home on this machine.
 
-Its services' passwords, its release, its configuration and its supervisor are what deploy makes of them.
+Their services' passwords, release, configuration and supervisor are what deploy makes of them.
 """
 
 import os
@@ -8,47 +8,49 @@ import re
 import signal
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
 from infra.deploy.accounts import SERVICES
 from tests.night.courses import WRITER
 from tests.night.site import Hand, Site
-from tests.support.processes import CompletedCommand, config_text, environment, json_lines, run
+from tests.support.processes import CompletedCommand, ProcessRole, config_text, environment, json_lines, run
 from tests.support.servers import free_port
 from tests.support.sshd import Sshd
 from tests.support.waiting import wait_until
 
-_NAME = "far"
-_INSTALL_S = 1800.0
+ROLES: dict[str, ProcessRole] = {"spark1": "both", "spark2": "both", "mac1": "decode", "mac2": "decode"}
+_INSTALL_S = 3600.0
 _SERVES = re.compile(r"worker \S+?\.(\d+)\.\w+ serves")
 
 
-class DeployedMachine:
+class DeployedMachines:
     """Installed and started on entry, stopped on exit. Use as a context manager, before the evening begins."""
 
     def __init__(self, site: Site) -> None:
         self._site = site
-        self._folder = site.folder / "machine"
+        self._folder = site.folder / "machines"
         self._ssh_config = self._folder / "ssh_config"
         # Beside the passwords that deploy has made, as an operator keeps them.
-        self._config = site.folder / "services" / f"{_NAME}.toml"
+        self._config = site.folder / "services" / "machines.toml"
         self._stack = ExitStack()
-        self.port = free_port()
+        self._ports = {name: free_port() for name in ROLES}
 
     def __enter__(self) -> Self:
-        home = self._folder / _NAME
-        home.mkdir(parents=True)
+        homes = {name: self._folder / name for name in ROLES}
         with self._stack as stack:
-            self._sshd = stack.enter_context(Sshd(_NAME, home, self._ssh_config))
+            for name, folder in homes.items():
+                folder.mkdir(parents=True)
+                homes[name] = stack.enter_context(Sshd(name, folder, self._ssh_config)).home
             self._config.write_text(self._settings(), "utf-8")
             stack.callback(self._deploy, "stop")  # nothing, where all is stopped
             done = self._deploy("install")
             assert done.code == 0, done.stderr
             self._stack = stack.pop_all()
-        process = SupervisedWorker(self._sshd.home / "kvasir" / "log", lambda: self._deploy("stop"))
-        self.hand = Hand("both", WRITER, (), self.port, process)
-        self._site.deployed_hands.append(self.hand)
+        for name, role in ROLES.items():
+            process = SupervisedWorker(homes[name] / "kvasir" / "log", partial(self._deploy, "stop", "--machine", name))
+            self._site.deployed_hands.append(Hand(role, WRITER, (), self._ports[name], process))
         return self
 
     def __exit__(self, *_error: object) -> None:
@@ -58,13 +60,15 @@ class DeployedMachine:
         urls = [f'{name} = "{self._site.deployed.plain_url(name)}"' for name in SERVICES]
         urls += [f"broker_nodes = {len(self._site.services.brokers)}"]
         passwords = [f'{name}_password_file = "{name}"' for name in SERVICES]
-        role = f'{{ role = "worker", model = "{WRITER}", engine = "simulated" }}'
-        machine = [f'host = "{_NAME}"', 'platform = "linux"', 'supervisor = "plain"', f"metrics_port = {self.port}"]
-        lines = ["[services]", *urls, *passwords, f"[machines.{_NAME}]", *machine, f"roles = [{role}]"]
+        lines = ["[services]", *urls, *passwords]
+        for name, role in ROLES.items():
+            unit = f'{{ role = "{"worker" if role == "both" else role}", model = "{WRITER}", engine = "simulated" }}'
+            machine = [f'host = "{name}"', 'platform = "linux"', 'supervisor = "plain"', f"roles = [{unit}]"]
+            lines += [f"[machines.{name}]", *machine, f"metrics_port = {self._ports[name]}"]
         return "\n".join(lines) + "\n" + config_text({WRITER: self._site.models()[WRITER]})
 
-    def _deploy(self, verb: str) -> CompletedCommand:
-        words = ("--config", str(self._config), "deploy", verb, "--ssh-config", str(self._ssh_config))
+    def _deploy(self, verb: str, *options: str) -> CompletedCommand:
+        words = ("--config", str(self._config), "deploy", verb, *options, "--ssh-config", str(self._ssh_config))
         variables = environment(self._folder) | {"PATH": os.environ["PATH"]}
         return run(*words, env=variables, cwd=self._folder, timeout_s=_INSTALL_S)
 

@@ -146,7 +146,7 @@ def kill_worker(night: Night, role: ProcessRole, model: str = WRITER) -> str:
 
 def kill_deployed_worker(night: Night) -> str:
     """Of one that `kvasir deploy` has started: its supervisor starts it again."""
-    (hand,) = night.site.deployed_hands
+    hand = night.random.choice(night.site.deployed_hands)
     hand.process.kill()
     since, jobs = time.time(), hand.held_jobs()
     seen = seen_now(night.site)

@@ -23,7 +23,7 @@ from tests.night.courses import (
 )
 from tests.night.desk import Desk
 from tests.night.evening import Endpoint
-from tests.night.machine import DeployedMachine
+from tests.night.machine import ROLES, DeployedMachines
 from tests.night.record import Record, write
 from tests.night.site import Pace, Site, earlier_release, journal_lines, wait_for_workers
 from tests.night.troubles import Alerts, Night, Trouble, kill_deployed_worker, kill_desk, strike, troubles
@@ -53,7 +53,7 @@ class Size:
     rounds: int  # of all troubles
     rest_s: float  # between two of them, at most
     real_exams: int = 0  # graded by SmolLM2, through llama.cpp and MLX, and by Gemma, through transformers
-    has_machine: bool = False  # one that `kvasir deploy` has reached over ssh
+    has_machines: bool = False  # that `kvasir deploy` has reached over ssh
     desk_people: int = 0  # of a class whose instructor sits at the desk, in a browser; 0: nobody does
     has_clusters: bool = False  # of brokers, and of Redis
 
@@ -82,7 +82,7 @@ LONG = Size(
     rest_s=30.0,
     real_exams=10,
     desk_people=30,
-    has_machine=True,
+    has_machines=True,
 )
 
 
@@ -95,7 +95,7 @@ def whole_night(folder: Path, size: Size, seed: int, to: Path | None = None, onl
         made_course(folder / "canvas", "canvas named", seed, size.people),
         made_course(folder / "moodle", "moodle teams", seed, size.team_people),
         # Whoever is last in the queue, with a deadline of seconds, has something to retry in the morning.
-        exam_course(folder / "exam", size.exams, "--code-model", WRITER, "--deadline", "3s"),
+        exam_course(folder / "exam", size.exams, "--code-model", WRITER, "--deadline", "3s", has_examples=True),
         example_course(folder / "example", size.examples),
     ]
     models = _real_models() if size.real_exams else {}
@@ -105,17 +105,18 @@ def whole_night(folder: Path, size: Size, seed: int, to: Path | None = None, onl
     if size.desk_people:
         course = made_course(folder / "at-the-desk", "canvas named", seed + _OTHER, size.desk_people)
         courses.append(replace(course, title="desk", out=folder / "desk" / "home" / "riverside"))
+        courses[2].out = folder / "desk" / "home" / "exam"  # submitted from a folder, and retried from the desk
     with Site(folder / "site", size.pace(len(wanted)), models, size.has_clusters) as site:
         endpoint = Endpoint(site)
         _prepare(site)
         record.started = time.time()
         with Alerts(site) as alerts, ExitStack() as at_end:
-            if size.has_machine:
-                at_end.enter_context(DeployedMachine(site))
-                record.add("kvasir deploy install, over ssh", f"took {time.time() - record.started:.0f} s")
+            if size.has_machines:
+                at_end.enter_context(DeployedMachines(site))
+                seconds = time.time() - record.started
+                record.add(f"kvasir deploy install on {len(ROLES)} machines, over ssh", f"took {seconds:.0f} s")
             desk = at_end.enter_context(Desk(site, folder / "desk")) if size.desk_people else None
             night = Night(site, courses, endpoint, record, alerts, source, desk)
-            site.reader.seconds = _EVENING_S
             _evening(night, size.lines)
             with endpoint.watched():
                 _night(night, size, wanted)
@@ -155,6 +156,12 @@ def _prepare(site: Site) -> None:
 def _evening(night: Night, lines: int) -> None:
     site, record, (canvas, moodle, exam, example) = night.site, night.record, night.courses[:4]
     evening.look_before(site, canvas)
+    if night.desk:
+        course, start = night.courses[-1], time.time()
+        site.reader.seconds = 0.0
+        night.desk.prepare(course)
+        record.add(f"{course.title}: uploaded, dry run, a trial in a browser", "", start)
+    site.reader.seconds = _EVENING_S
     by_folder = [canvas, moodle, example, *(course for course in night.courses[4:] if course.title != "desk")]
     for course in by_folder:
         start = time.time()
@@ -254,10 +261,11 @@ def _books(night: Night, folder: Path) -> None:
 
 def _morning(night: Night, folder: Path) -> None:
     site, record, (canvas, moodle, exam, _) = night.site, night.record, night.courses[:4]
-    morning.retry(site, record, exam)
+    morning.retry(site, record, exam, night.desk)
     books.count_jobs(record, night.courses)
     record.jobs += night.endpoint.count
     books.compare_counts(site, record, exam)
+    morning.agreement(site, record, canvas)
     morning.bound(site, record, canvas, 15)
     morning.review(record, canvas)
     if night.desk:
