@@ -203,7 +203,15 @@ def test_work_that_speaks_to_the_grader_is_no_example_nor_is_half_graded_or_off_
     assert chosen(prepared(request)) <= {name_of(0), name_of(3)}
 
     (tmp_path / "hand.csv").write_text(table.replace(",works,", ",works,0.").replace(",clear,", ",clear,0."), "utf-8")
-    with pytest.raises(SubmissionError, match="can be examples"):
+    with pytest.raises(SubmissionError, match=r"grades 4 of this class's submissions .* examples: 1"):
+        prepared(request)
+
+
+def test_an_error_tells_that_hand_grades_name_nobody_of_the_class(tmp_path: Path) -> None:
+    request = class_with_grades(tmp_path, GRADED)
+    table = (tmp_path / "hand.csv").read_text("utf-8")
+    (tmp_path / "hand.csv").write_text(table.replace(Path(name_of(0)).suffix, ""), "utf-8")
+    with pytest.raises(SubmissionError, match="grades 0 of this class's submissions"):
         prepared(request)
 
 
