@@ -157,7 +157,7 @@ def read_examples(
     if not chosen:
         raise SubmissionError(
             f"{request.examples} grades {len(points)} of this class's submissions (by the names that --dry-run shows). "
-            f"Usable as examples: {len(works)}; two are needed. It needs points for each criterion, must fit into "
+            f"Usable as examples: {len(works)}; two are needed. Each needs points for each criterion, must fit into "
             "the model's context, must have no doubts, and must not be in the sample of an error bound"
         )
     fence = fence_for(secret, "\n".join(["graded examples", *(text_of(works[name]) for name in chosen)]))
