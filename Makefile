@@ -109,7 +109,7 @@ faults: $(STAMPS)/test ## every fault, 1,000 jobs each: an hour
 	$(PY) -m benchmarks.faults
 
 # SEED=N for another night, ROUNDS=N for a longer or shorter one.
-night: $(STAMPS)/test ## evening, night and morning of three courses while everything dies once and again: an hour; ROUNDS, SEED
+night: $(STAMPS)/test ## evening, night and morning of a few courses while everything dies once and again: an hour; ROUNDS, SEED
 	$(PY) -m tests.night --seed $(SEED) --rounds $(ROUNDS)
 
 matrix: $(STAMPS)/test $(STAMPS)/torch ## KV caches between all engines, with real weights too (332 MB once): an hour

@@ -1,10 +1,11 @@
 """One whole night, as it will be: `make night`.
 
-Three courses (a Canvas class, a Moodle class with teams, an exam), a batch through the gateway and a question in
-between; then everything that dies in a night dies, in an order by seed, while Prometheus looks; in the morning what
-expired is retried, two people review, a sample is graded by hand, one criterion is graded again, and the LMSs'
-importers read the grades. Services have a user for each role. The writer is simulated, and the reader adds up what each
-work says, so that the grade in each cell is known.
+A Canvas class, a Moodle class with teams, an exam, a batch through the gateway and a question in between; in the long
+form also a class at the desk, two exams for real models, and four machines that `kvasir deploy` installs. Then
+everything that dies in a night dies, in an order by seed, while Prometheus looks. In the morning what expired is
+retried, grades are compared with the right ones, two people review, a sample is graded by hand, one criterion is graded
+again, and the LMSs' importers read the grades. Services have a user for each role. The writer is simulated, and the
+reader adds up what each work says, so that the grade in each cell is known.
 
     lost      jobs without a result            doubled    results beyond a run's first
     wrong     answers unlike an undisturbed run's, and cells of the LMS's file unlike the truth

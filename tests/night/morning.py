@@ -23,8 +23,9 @@ def retry(site: Site, record: Record, course: Course, desk: Desk | None) -> None
     """What expired runs again, from the desk where there is one; afterwards all of it is graded."""
     start = time.time()
     open_states = [state for state in last_states(course).values() if state != "succeeded"]
-    if desk and open_states:
-        desk.retry(course, next(state for state in ("failed", "expired", "cancelled") if state in open_states))
+    at_desk = desk if open_states else None  # which offers it only then
+    if at_desk:
+        at_desk.retry(course, next(state for state in ("failed", "expired", "cancelled") if state in open_states))
     else:
         again = site.command("producer", "retry", str(course.out), "--json", "--quiet")
         assert again.code in (0, 1), again.stderr
@@ -32,7 +33,7 @@ def retry(site: Site, record: Record, course: Course, desk: Desk | None) -> None
     states = Counter(last_states(course).values())
     if states["succeeded"] < states.total():
         record.unequal.append(f"{course.title}: after another try its jobs are {dict(states)}")
-    where = "from the desk" if desk and open_states else "by command"
+    where = "from the desk" if at_desk else "by command"
     words = f"{states['succeeded']} of {states.total()} succeeded"
     record.add(f"{course.title}: {len(open_states)} jobs that expired run again, {where}", words, start)
 
@@ -58,7 +59,11 @@ def agreement(site: Site, record: Record, course: Course) -> None:
     wrong = [pair["submission"] for pair in pairs if not 0 <= pair["first"] - pair["second"] <= 0.5]
     if wrong or not pairs:
         record.unequal.append(f"{course.title}: evaluate finds others' points for {wrong or 'nobody'}")
-    record.add(f"{course.title}: compared with the right points", f"{len(pairs)} totals agree", start)
+    record.add(
+        f"{course.title}: compared with the right points",
+        f"{len(pairs) - len(wrong)} of {len(pairs)} totals agree",
+        start,
+    )
 
 
 def review(record: Record, course: Course) -> None:

@@ -11,7 +11,7 @@ from infra.broker import topology
 from infra.broker.embedded.broker import EmbeddedBroker
 from infra.broker.envelope import open_envelope
 from infra.quick_jobs import QuickJobs
-from infra.worker_loop import OneByOne
+from infra.worker_loop import JobSource, OneByOne
 from kvstore.base import TTL_S
 from kvstore.memory import MemoryClusterState
 from messages import codec
@@ -183,7 +183,13 @@ def test_a_worker_that_can_fetch_no_kv_cache_goes_on_without_where_the_others_ca
 
 
 def test_a_job_that_comes_back_is_not_tokenized_again_and_rings_at_prefill(pipeline, monkeypatch):
-    monkeypatch.setattr("infra.worker_loop._LOOK_AT_NOW_S", 60.0)
+    # Prefill alone looks seldom: a decoder with no free slot yet hands the job back, and nobody is told of that.
+    look_at = JobSource._look_at
+
+    def look_seldom_at_prefill(source, queue, every_s):
+        return look_at(source, queue, 60.0 if topology.stage_and_model(queue)[0] == "prefill" else every_s)
+
+    monkeypatch.setattr(JobSource, "_look_at", look_seldom_at_prefill)
     job, prefill = pipeline.job(), pipeline.start_prefill()
     prefilled(pipeline, job, prefill=prefill)
     pipeline.kv.delete(pipeline.refs(job))
