@@ -98,7 +98,7 @@ def test_its_grades_are_read_with_their_evidence(older: Path, kvasir: Kvasir, tm
 def test_its_grades_are_exported_with_what_a_person_decided(older: Path, kvasir: Kvasir, tmp_path: Path) -> None:
     kvasir("results", older)
 
-    kvasir("export", older, "--format", "csv", "--to", tmp_path / "final-grades.csv")
+    kvasir("export", older, "--format", "csv", "--to", tmp_path / "final-grades.csv", "--yes")
 
     rows = list(csv.reader((tmp_path / "final-grades.csv").read_text("utf-8-sig").splitlines()))
     assert [row for row in rows if ADA in row and "5" in row], rows

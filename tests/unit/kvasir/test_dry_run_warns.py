@@ -131,7 +131,7 @@ def test_links_and_other_peoples_files_are_said_before_a_run_and_after_it(
     assert ignored_files in page
     assert "1 link only" in page
 
-    cli.run_command(["export", "results", "--format", "csv", "--include-unreviewed"])
+    cli.run_command(["export", "results", "--format", "csv", "--include-unreviewed", "--yes"])
     with Path("results", "final-grades.csv").open(newline="", encoding="utf-8-sig") as file:
         final = {row["submission"]: row for row in csv.DictReader(file)}["fay_LATE_12_text.html"]
     assert (final["points"], final["left_blank_because"]) == ("", f"link only: {fay['reason']}")

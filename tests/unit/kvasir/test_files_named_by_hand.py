@@ -187,9 +187,9 @@ def test_name_and_number_of_who_was_assigned_are_in_tables_and_names_of_files(
     (folder / "asked.csv").write_text("student_id,request\n504,a\n", "utf-8")
     assert "no submission '504'" in run(capsys, "requests", "out", "--from", "asked.csv")[1]
 
-    run(capsys, "export", "out", "--format", "csv", "--include-unreviewed")
+    run(capsys, "export", "out", "--format", "csv", "--include-unreviewed", "--yes")
     run(capsys, "requests", "out", "--to", "replies.csv")
-    run(capsys, "export", "out", "--format", "feedback", "--as", "html", "--include-unreviewed")
+    run(capsys, "export", "out", "--format", "feedback", "--as", "html", "--include-unreviewed", "--yes")
 
     people = {}
     for path in (folder / "out" / "final-grades.csv", folder / "replies.csv"):

@@ -111,7 +111,7 @@ def test_a_batch_of_prompts_is_forgotten_whole(tmp_path: Path) -> None:
 def test_the_export_is_a_file_beside_the_models_table_and_both_are_forgotten(batch: Path) -> None:
     of_models = (batch / "grades.csv").read_bytes()
 
-    cli.run_command(["export", str(batch), "--format", "csv", "--include-unreviewed"])
+    cli.run_command(["export", str(batch), "--format", "csv", "--include-unreviewed", "--yes"])
 
     assert (batch / "grades.csv").read_bytes() == of_models
     assert b"points_by_models" in (batch / "final-grades.csv").read_bytes()

@@ -237,7 +237,7 @@ def test_a_kill_between_any_two_writes_leaves_the_old_or_the_new(
     homework: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert grade(homework) == 0
-    assert cli.run_command(["export", "out", "--format", "csv", "--include-unreviewed"]) == 0
+    assert cli.run_command(["export", "out", "--format", "csv", "--include-unreviewed", "--yes"]) == 0
     shutil.copytree(OUT, "graded")
     edit_rubric(homework)
     commands = (["grade", *tiny(homework, OUT, "--quiet")], ["export", "out", "--format", "csv"])

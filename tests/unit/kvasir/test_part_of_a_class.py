@@ -74,7 +74,7 @@ def test_exports_after_a_part_hold_the_class(course: Path) -> None:
     grade()
     grade("--only", "103")
 
-    cli.run_command(["export", "out", "--format", "csv", "--to", "table.csv"])
+    cli.run_command(["export", "out", "--format", "csv", "--to", "table.csv", "--yes"])
 
     assert Path("table.csv").read_text("utf-8").count("_homework.py") == len(CLASS)
 

@@ -86,7 +86,7 @@ def test_only_what_a_person_must_decide_needs_review(course: Path, capsys: pytes
 
 
 def test_the_export_and_the_desk_use_the_same_two_words(course: Path) -> None:
-    cli.run_command(["export", "out", "--format", "csv", "--to", "table.csv"])
+    cli.run_command(["export", "out", "--format", "csv", "--to", "table.csv", "--yes"])
     exported = table(Path("table.csv"))
     desk = make_rows(BatchView(course / "out", request_of).refresh(), {})
 
@@ -157,7 +157,7 @@ def test_who_has_no_result_yet_is_waiting_everywhere(course: Path, capsys: pytes
     assert [made.state for made in load_graded(OUT).grades] == expected
     assert "2 waiting" in (OUT / "report.html").read_text("utf-8")
 
-    cli.run_command(["export", "out", "--format", "csv", "--to", "table.csv"])
+    cli.run_command(["export", "out", "--format", "csv", "--to", "table.csv", "--yes"])
     assert [row["state"] for row in table(Path("table.csv")).values()] == expected
     assert [row["points"] for row in table(Path("table.csv")).values()][4:] == ["", ""]
 
@@ -170,7 +170,7 @@ def test_a_model_that_left_the_configuration_hides_no_grades(course: Path, capsy
     models_are("another")
 
     assert in_json(capsys) == before
-    cli.run_command(["export", "out", "--format", "csv", "--to", "table.csv"])
+    cli.run_command(["export", "out", "--format", "csv", "--to", "table.csv", "--yes"])
     assert [row["points"] for row in table(Path("table.csv")).values()] == ["4", "4", "4", "", "", ""]
     assert cli.run_command(["retry", "out", "--quiet"]) == cli.EXIT_USAGE
     assert "coder" in capsys.readouterr().err
