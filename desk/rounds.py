@@ -81,9 +81,10 @@ def is_same_plan(place: Path, assignment: Assignment) -> bool:
 def adopt_round(
     backend: Backend, folder: Path, view: BatchView, place: Path, results: Iterable[JobResult], author: str = ""
 ) -> None:
-    """Grade the whole class as in this round. Its results are used, and submissions that it left out are graded now.
+    """Grade the class as in this round. Its results are used, and submissions that it left out are graded now.
 
-    The class's old grades are kept as a version. Raises BatchError while anything of the assignment is running.
+    After a trial only the trial's submissions are graded, because the rubric may be corrected again. The old grades are
+    kept as a version. Raises BatchError while anything of the assignment is running.
     """
     _check_idle(folder, view)
     if graded_class := graded_class_of(view):
@@ -93,7 +94,9 @@ def adopt_round(
     record_change(folder, place, author)
     inputs: Inputs = replace(read_inputs(folder), rubric=read_inputs(place).rubric)
     save_inputs(folder, inputs)
-    grading_work(folder).start(grade_command(backend, inputs, folder))
+    work = grading_work(folder)
+    limit, names = (record.limit, record.only) if (record := work.record()) else (0, ())
+    work.start(grade_command(backend, inputs, folder, limit, names), limit=limit, names=names)
 
 
 def record_change(folder: Path, place: Path, author: str) -> None:

@@ -196,16 +196,18 @@ def _start(desk: Desk, folder: Path, view: BatchView, rubric: Path, draft: Rubri
     preselection = [name for name in st.session_state.pop("regrade names", []) if name in names]
     if preselection:
         st.session_state["regrade which"] = preselection
-    submissions = st.multiselect(
-        "Submissions (none: the whole class)", names, key="regrade which", format_func=_people(view).__getitem__
-    )
+    # After a trial, the rest of the class is not graded yet, and the rubric may be corrected once more.
+    record = assignments.grading_work(folder).record()
+    trial = names if record and (record.limit or record.only) else []
+    label = f"Submissions (none: {'those of the trial' if trial else 'the whole class'})"
+    submissions = st.multiselect(label, names, key="regrade which", format_func=_people(view).__getitem__)
     if draft.is_unsaved:
         st.caption("Save your edits as a new version first: a round is graded with a saved version.")
     elif view.assignment:
         st.caption(escape_markdown(desk.cost(folder, draft.rubric(), submissions)))
 
     def regrade() -> None:
-        start_round(desk.backend, folder, desk.view(folder), rubric, st.session_state["regrade which"])
+        start_round(desk.backend, folder, desk.view(folder), rubric, st.session_state["regrade which"] or trial)
 
     action_button("Regrade beside the present grades", regrade, type="primary", disabled=draft.is_unsaved)
 

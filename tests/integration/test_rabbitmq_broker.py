@@ -6,6 +6,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import closing
 from functools import partial
 from typing import Any
@@ -120,6 +121,31 @@ def test_commands_wait_for_the_connection_to_come_back(broker: RabbitMQBroker, q
     drop(broker)
     broker.consume(queue, prefetch=1).close()
     wait_until(lambda: broker.is_connected, "both connections are up")
+
+
+def test_a_get_while_the_connection_is_being_closed_waits_for_the_next_one(broker: RabbitMQBroker, queue: str) -> None:
+    broker.publish(topology.reply(queue), Message(b"x", "job-1"))
+    first = broker.get(queue)
+    assert first
+    first.ack()
+    broker.publish(topology.reply(queue), Message(b"x", "job-2"))
+    wait_until(lambda: broker._getter._idle, "the channel is kept for the next get")
+    gets, asked = [], Future[Any]()
+
+    def go_back() -> None:
+        broker._getter._idle[0].raw.basic_get = lambda *arguments: gets.append(arguments)
+        broker._consuming.raw.close()
+        broker._getter._get(queue, asked)
+
+    broker._consuming.submit(go_back)
+
+    with pytest.raises(BrokerUnavailable):
+        asked.result(10)
+    # A method on a closed channel is a connection error, 504 (AMQP 0-9-1, 1.2), and pika sends it all the same.
+    assert not gets
+    second = broker.get(queue)
+    assert second
+    assert second.message.message_id == "job-2"
 
 
 def test_a_consumer_whose_queue_was_deleted_asks_for_it_now_and_then_and_finds_the_new_one(

@@ -18,12 +18,15 @@ DATASET = Path(os.environ.get("DIGIKLAUSUR", ROOT.parent / "shared/datasets/digi
 _GRADED_BY_HAND = 3  # exams
 _TRIES = 5_000  # seeds that are looked at for a class of the wanted kind
 
+GUIDANCE = "Names and remarks count."
+CORRECTED_GUIDANCE = "Names count and remarks do so where they are needed."
+
 # Of the total the whole points are the reader's: the other criterion gives a half, or nothing.
-HOMEWORK = """\
+HOMEWORK = f"""\
 title: Homework 5
 criteria:
-  - {id: parts, title: Parts, points: 19.5, step: 0.5, model: code, guidance: Add up the points of all parts.}
-  - {id: clear, title: Clarity, points: 0.5, step: 0.5, model: feedback, guidance: Names and remarks count.}
+  - {{id: parts, title: Parts, points: 19.5, step: 0.5, model: code, guidance: Add up the points of all parts.}}
+  - {{id: clear, title: Clarity, points: 0.5, step: 0.5, model: feedback, guidance: {GUIDANCE}}}
 """
 EXAM = """\
 title: Neural networks

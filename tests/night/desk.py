@@ -1,4 +1,7 @@
-"""A course whose instructor sits at the desk, in a browser: upload, dry run, the whole class; in the morning two."""
+"""A course whose instructor sits at the desk, in a browser: upload, dry run, trial, another rubric, the whole class.
+
+In the morning two of them review.
+"""
 
 import json
 import time
@@ -7,12 +10,12 @@ from functools import partial
 from pathlib import Path
 from typing import Self
 
-from desk.assignments import grading_work
+from desk.assignments import grading_work, read_inputs, rubric_versions, version_name
 from grading.reviews import Override, read_overrides
-from tests.night.courses import Course
+from tests.night.courses import CORRECTED_GUIDANCE, GUIDANCE, Course
 from tests.night.site import Site
 from tests.support.browser import Browser
-from tests.support.desk_page import GRADED_S, UPLOADS, DeskPage, type_key
+from tests.support.desk_page import GRADED_S, UPLOADS, DeskPage, type_key, wait_until_chosen
 from tests.support.waiting import wait_until
 
 REVIEWERS = ("Ada", "Bo")
@@ -39,7 +42,7 @@ class Desk:
         self._stack.close()
 
     def prepare(self, course: Course) -> None:
-        """Upload, dry run, and a trial with a few submissions."""
+        """Upload, dry run, a trial with a few submissions, and one more with a rubric that is corrected."""
         with Browser(self._folder / "browser") as browser:
             browser.open(self._page.url)
             browser.wait_for("New assignment")
@@ -56,6 +59,25 @@ class Desk:
             browser.wait_for("tokens are", GRADED_S)
             browser.click("Trial")
             browser.wait_for("submissions of this run have", GRADED_S)
+            self._correct_rubric(browser, course)
+
+    def _correct_rubric(self, browser: Browser, course: Course) -> None:
+        browser.click("Regrade")
+        browser.click("YAML")
+        text = course.rubric.read_text("utf-8")
+        browser.fill("Rubric", text.replace(GUIDANCE, CORRECTED_GUIDANCE))
+        browser.click("Save as a new version")
+        wait_until(lambda: len(rubric_versions(course.out)) == 2, "another version is kept")
+        (corrected,) = set(rubric_versions(course.out)) - {Path(read_inputs(course.out).rubric)}
+        wait_until_chosen(browser, version_name(course.out, corrected))
+        tried = len(self._planned(course))
+        browser.click("Regrade beside the present grades")
+        browser.wait_for("are different, by", GRADED_S)
+        browser.click("Use this rubric for the class")
+        wait_until(lambda: read_inputs(course.out).rubric == str(corrected), "the rubric is the corrected one")
+        wait_until(lambda: not grading_work(course.out).is_alive, "the trial has its grades", GRADED_S)
+        assert len(self._planned(course)) == tried, "after a trial only its submissions are graded again"
+        course.rubric = corrected
 
     def submit(self, course: Course) -> "DeskOwner":
         """The whole class."""

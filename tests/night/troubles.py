@@ -25,6 +25,7 @@ PATIENCE_S = 240.0
 _ASLEEP_S = 10.0  # more than two heartbeats
 _AWAY_S = 4.0
 _LOOK_S = 0.5
+_SETTLED_S = 30.0
 
 
 class Alerts:
@@ -73,6 +74,7 @@ class Night:
     random: random.Random
     desk: Desk | None = None
     fixed: float = 0.0  # when what lasts as long as the harness wants was over, since the epoch
+    fast: Hand | None = None  # a worker that joins at the end
     went_on: float = 0.0  # when work last went on after a wait for it, since the epoch
 
     def results(self) -> int:
@@ -200,6 +202,30 @@ def kill_a_primary(night: Night) -> str:
     store.start()
     cluster.wait_until_whole()
     return seen
+
+
+def clear_what_nobody_holds(night: Night) -> None:
+    """What docs/how-to/clusters.md says of jobs that stay in hand while no worker is busy, if there are any."""
+    site, start = night.site, time.time()
+
+    def held() -> dict[str, int]:
+        return {
+            name: count for name, count in site.depths().items() if count and name.startswith(("prefill", "decode"))
+        }
+
+    with suppress(AssertionError):  # copies of jobs that are answered may still be under way
+        wait_until(lambda: not held(), "no job is in hand", _SETTLED_S, poll_s=1.0)
+        return
+    jobs = held()
+    lines = site.services.broker.control("list_queues", "--no-table-headers", "name", "leader").splitlines()
+    leaders = {leader for name, leader in (line.split("\t") for line in lines if "\t" in line) if name in jobs}
+    for broker in site.services.brokers:
+        if broker.node in leaders:
+            broker.control("drain", program="rabbitmq-upgrade")
+            broker.control("revive", program="rabbitmq-upgrade")
+    wait_until(lambda: not held(), "no job is in hand", PATIENCE_S, poll_s=1.0)
+    count = sum(jobs.values())
+    night.record.add("leaders of queues are moved", f"{count} messages were in the hand of nobody", start)
 
 
 def kill_gateway(night: Night) -> str:

@@ -26,12 +26,22 @@ from tests.night.evening import Endpoint
 from tests.night.machine import ROLES, DeployedMachines
 from tests.night.record import Record, write
 from tests.night.site import Pace, Site, earlier_release, journal_lines, wait_for_workers
-from tests.night.troubles import Alerts, Night, Trouble, kill_deployed_worker, kill_desk, strike, troubles
+from tests.night.troubles import (
+    Alerts,
+    Night,
+    Trouble,
+    clear_what_nobody_holds,
+    kill_deployed_worker,
+    kill_desk,
+    strike,
+    troubles,
+)
 from tests.support import gemma3, smollm2, smollm2_folders
 from tests.support.processes import ModelEntry
 from tests.support.waiting import wait_until
 
 _WRITER_SLOTS, _READER_SLOTS = 6, 4  # of all workers
+_MACHINES_SLOTS = 2 * len(ROLES)  # of the writer's, on the machines that `kvasir deploy` has reached
 _ANSWER_TOKENS = 25  # of the writer, about
 _OTHER = 1000  # added to the seed for another class of the same kind
 _TROUBLE_S = 18.0  # each takes with its recovery, at most as a rule
@@ -67,7 +77,8 @@ class Size:
         night_s = self.rounds * troubles * (_TROUBLE_S + self.rest_s / 2)
         people = self.people + self.team_people + self.desk_people
         reader_s = night_s * _READER_SLOTS / people
-        writer_s = night_s * _WRITER_SLOTS / (people + self.lines)
+        slots = _WRITER_SLOTS + _MACHINES_SLOTS * self.has_machines
+        writer_s = night_s * slots / (people + self.lines)
         return Pace(_ANSWER_TOKENS / writer_s, reader_s)
 
 
@@ -160,7 +171,8 @@ def _evening(night: Night, lines: int) -> None:
         course, start = night.courses[-1], time.time()
         site.reader.seconds = 0.0
         night.desk.prepare(course)
-        record.add(f"{course.title}: uploaded, dry run, a trial in a browser", "", start)
+        words = "after a trial the rubric is corrected, and tried again"
+        record.add(f"{course.title}: uploaded, and looked at in a dry run, in a browser", words, start)
     site.reader.seconds = _EVENING_S
     by_folder = [canvas, moodle, example, *(course for course in night.courses[4:] if course.title != "desk")]
     for course in by_folder:
@@ -230,7 +242,8 @@ def _end_of_night(night: Night) -> None:
     site, start = night.site, time.time()
     site.reader.seconds = 0.0
     fast = site.models(quiet=True)[WRITER].weights
-    site.hire("both", WRITER, "--weights", fast, "--slots", "4").process.wait_until_registered()
+    night.fast = site.hire("both", WRITER, "--weights", fast, "--slots", "4")
+    night.fast.process.wait_until_registered()
     for course in night.courses:
         owner = site.owners[course.title]
         code = owner.wait(900)
@@ -240,6 +253,8 @@ def _end_of_night(night: Night) -> None:
     wait_until(lambda: night.endpoint.is_over, "the gateway's batches are over", 600, poll_s=0.5)
     wait_until(lambda: not night.alerts.firing(), "all alerts have cleared", 300, poll_s=0.5)
     night.record.add("all work is done", f"{night.results()} results; no alert fires", start)
+    if site.services.broker_cluster:
+        clear_what_nobody_holds(night)
 
 
 def _books(night: Night, folder: Path) -> None:
@@ -270,6 +285,9 @@ def _morning(night: Night, folder: Path) -> None:
     morning.review(record, canvas)
     if night.desk:
         morning.review_by_keyboard(record, night.desk, night.courses[-1], 2)
+    assert night.fast
+    site.dismiss(night.fast)  # with it the next would be over before anybody could say when
+    assert night.fast.process.terminate(60) == 0, night.fast.process.text()[-2000:]
     morning.regrade(site, record, canvas)
     morning.request(site, record, moodle)
     for course in [course for course in night.courses if course.truth]:

@@ -56,3 +56,31 @@ def test_a_rubric_is_edited_tried_beside_the_grades_and_adopted(tmp_path: Path) 
         assert tried <= {row["job_id"] for row in journal(folder)}
         assert not tried & {job for run in steps(folder, "prefill_started") for job in run}, "nothing is graded twice"
         assert "Traceback" not in desk.text()
+
+
+def test_after_a_trial_the_rubric_is_corrected_and_only_the_trial_is_graded_again(tmp_path: Path) -> None:
+    work = tiny_class(tmp_path / "class", 8)
+    with DeskPage(tmp_path, quick_model(tmp_path)) as desk, Browser(tmp_path / "browser") as browser:
+        folder = new_assignment(desk, "Means", work / "submissions", RUBRIC)
+        browser.open(desk.at(folder, "Grade"))
+        browser.click("Trial")
+        browser.wait_for("All 5 submissions of this run", GRADED_S)
+        first = Path(read_inputs(folder).rubric)
+
+        browser.click("Regrade")
+        browser.click("YAML")
+        browser.fill("Rubric", STRICTER)
+        browser.click("Save as a new version")
+        wait_until(lambda: len(rubric_versions(folder)) == 2, "the new text is a version of its own")
+        (stricter,) = set(rubric_versions(folder)) - {first}
+        wait_until_chosen(browser, version_name(folder, stricter))
+        browser.click("Regrade beside the present grades")
+        browser.wait_for("of 5 are different", GRADED_S)
+        browser.click("Use this rubric for the class")
+        wait_until(lambda: graded_with(folder, stricter), "the trial is graded with the new rubric", GRADED_S)
+        assert len({row["item_id"].partition(".")[0] for row in journal(folder)}) == 5
+
+        browser.click("Grade")
+        browser.click("Grade all")
+        browser.wait_for("All 8 submissions of this run", GRADED_S)
+        assert "Traceback" not in desk.text()

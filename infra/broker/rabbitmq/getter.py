@@ -50,7 +50,10 @@ class Getter:
 
     def _get(self, queue: str, future: Future[RabbitDelivery | None]) -> None:
         try:
-            channel = self._idle.pop() if self._idle else _GetChannel(self, self._connection)
+            # pika sends a get even on a channel that is being closed. The broker then closes the connection (504).
+            channel = (
+                self._idle.pop() if self._idle and self._connection.is_open else _GetChannel(self, self._connection)
+            )
         except KvasirError as error:
             settle(future, error=error)
         else:

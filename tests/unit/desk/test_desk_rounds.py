@@ -76,6 +76,22 @@ def test_an_adopted_round_computes_nothing_twice_and_keeps_the_old_grades(tmp_pa
     assert read_inputs(out).rubric == str(rubric)
 
 
+def test_after_a_trial_a_round_is_adopted_for_the_trial_alone(tmp_path: Path) -> None:
+    out, view, rubric = graded(tmp_path)
+    names = ("student0_100_1_homework.py", "student1_101_1_homework.py")
+    grading_work(out).start(Program().command(), names=names)
+    wait_until(lambda: not grading_work(out).is_alive, "the program has ended")
+    place = finished(out, rubric, view)
+
+    adopt_round(Program(), out, view, place, BatchView(place, request_of).refresh().results)  # type: ignore[arg-type]
+    wait_until(lambda: not grading_work(out).is_alive, "the program has ended")
+
+    record = grading_work(out).record()
+    assert record
+    assert record.only == names
+    assert "--only" in record.command
+
+
 def test_a_round_that_ended_with_an_error_goes_on_in_its_place_with_whom_it_was_for(tmp_path: Path) -> None:
     out, view, rubric = graded(tmp_path)
     name = "student0_100_1_homework.py"
