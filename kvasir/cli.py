@@ -5,39 +5,16 @@ can't be reached, 130 interrupted.
 """
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from importlib import import_module
 from pathlib import Path
+from typing import cast
 
 import click
 
 from infra.config import next_command
-from kvasir.commands.ask import ask
-from kvasir.commands.assign import assign
-from kvasir.commands.batch import cancel, grade, migrate, results, retry, submit, watch
-from kvasir.commands.config import config
-from kvasir.commands.dead_letters import dead
-from kvasir.commands.demo import demo
-from kvasir.commands.deploy import deploy
-from kvasir.commands.engines import doctor, engines
-from kvasir.commands.error_bound import bound
-from kvasir.commands.evaluate import evaluate_command as evaluate
-from kvasir.commands.export import export
-from kvasir.commands.forget import forget
-from kvasir.commands.logs import job, logs
-from kvasir.commands.pause_resume_drain import drain, pause, resume
-from kvasir.commands.plan import plan
-from kvasir.commands.regrade import regrade
-from kvasir.commands.requests import requests
-from kvasir.commands.rubric import rubric
-from kvasir.commands.run import run
-from kvasir.commands.serve import keys, serve
-from kvasir.commands.status import status
-from kvasir.commands.top import top
-from kvasir.commands.ui import ui
-from kvasir.commands.worker import decode_worker, prefill_worker, worker
 from kvasir.early import EXIT_INTERRUPTED, interrupt
 from kvasir.help_texts import COMPLETION, complete
-from kvasir.measure import measure
 from kvasir.options import Globals
 from kvasir.terminal import adapt_streams_to_locale, say, stderr
 from messages.errors import BrokerUnavailable, DeadLetter, KvasirError, StoreUnavailable, UsageError
@@ -47,6 +24,36 @@ EXIT_FAILURE = 1
 EXIT_USAGE = 2
 EXIT_UNREACHABLE = 3
 
+# Each module with its commands. A module is imported when one of its commands is asked for, because importing all of
+# them takes most of a second.
+_MODULES = {
+    "kvasir.commands.ask": ("ask",),
+    "kvasir.commands.assign": ("assign",),
+    "kvasir.commands.batch": ("cancel", "grade", "migrate", "results", "retry", "submit", "watch"),
+    "kvasir.commands.config": ("config",),
+    "kvasir.commands.dead_letters": ("dead",),
+    "kvasir.commands.demo": ("demo",),
+    "kvasir.commands.deploy": ("deploy",),
+    "kvasir.commands.engines": ("doctor", "engines"),
+    "kvasir.commands.error_bound": ("bound",),
+    "kvasir.commands.evaluate": ("evaluate",),
+    "kvasir.commands.export": ("export",),
+    "kvasir.commands.forget": ("forget",),
+    "kvasir.commands.logs": ("job", "logs"),
+    "kvasir.commands.pause_resume_drain": ("drain", "pause", "resume"),
+    "kvasir.commands.plan": ("plan",),
+    "kvasir.commands.regrade": ("regrade",),
+    "kvasir.commands.requests": ("requests",),
+    "kvasir.commands.rubric": ("rubric",),
+    "kvasir.commands.run": ("run",),
+    "kvasir.commands.serve": ("keys", "serve"),
+    "kvasir.commands.status": ("status",),
+    "kvasir.commands.top": ("top",),
+    "kvasir.commands.ui": ("ui",),
+    "kvasir.commands.worker": ("decode-worker", "prefill-worker", "worker"),
+    "kvasir.measure": ("measure",),
+}
+_HOMES = {name: module for module, names in _MODULES.items() for name in names}
 RESUMABLE_COMMANDS = ("demo", "grade", "submit", "watch", "retry", "regrade", "run", "evaluate")  # where they stopped
 
 
@@ -83,18 +90,27 @@ def kvasir(context: click.Context, config_file: Path | None, log_level: str, log
     Without a broker everything runs in this process. With KVASIR_BROKER_URL and KVASIR_STORE_URL (or kvasir.toml)
     the same commands use the cluster.
     """
+    interrupt()  # click has imported the command by now
     context.obj = Globals(config_file, log_level, log_style)
     next_command.keep(config_file)
     configure(log_level, log_style)
 
 
-for command in (
-    *(demo, grade, submit, watch, results, retry, cancel, regrade, assign, dead, deploy, logs, export, requests, bound),
-    *(run, migrate, serve, keys, forget, ask, job, status, config, engines, doctor, plan, measure),
-    *(worker, prefill_worker, decode_worker, pause, resume, drain, top, ui, rubric, evaluate),
-):
-    kvasir.add_command(command)
-complete(kvasir)
+class _Commands(Mapping[str, click.Command]):
+    """The commands by name. See `_MODULES`."""
+
+    def __getitem__(self, name: str) -> click.Command:
+        values = vars(import_module(_HOMES[name])).values()
+        return complete(next(value for value in values if isinstance(value, click.Command) and value.name == name))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(_HOMES)
+
+    def __len__(self) -> int:
+        return len(_HOMES)
+
+
+kvasir.commands = cast(MutableMapping[str, click.Command], _Commands())
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -106,7 +122,6 @@ def run_command(arguments: Sequence[str] | None = None) -> int:
     """Run the command and return its exit code. Kvasir's errors become one sentence on stderr."""
     adapt_streams_to_locale()
     try:
-        interrupt()
         code = kvasir.main(args=arguments, prog_name="kvasir", standalone_mode=False)
     except click.exceptions.Exit as leave:
         return leave.exit_code

@@ -70,11 +70,12 @@ EXAMPLES = {
 }
 
 
-def complete(group: click.Group, prefix: str = "") -> None:
-    """Give every command of a group its example and its full summary."""
-    for name, command in group.commands.items():
-        lines = EXAMPLES.get(f"{prefix}{name}", ())
-        command.epilog = "\b\nExample:\n" + "\n".join(f"  {line}" for line in lines)
-        command.short_help = command.get_short_help_str(limit=500)
-        if isinstance(command, click.Group):
-            complete(command, f"{name} ")
+def complete(command: click.Command, prefix: str = "") -> click.Command:
+    """Give a command, and those in its group, their examples and their full summaries. Returns the command."""
+    name = f"{prefix}{command.name}"
+    lines = EXAMPLES.get(name, ())
+    command.epilog = "\b\nExample:\n" + "\n".join(f"  {line}" for line in lines)
+    command.short_help = command.get_short_help_str(limit=500)
+    for member in command.commands.values() if isinstance(command, click.Group) else ():
+        complete(member, f"{name} ")
+    return command
