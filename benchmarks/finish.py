@@ -30,7 +30,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 
-from benchmarks import harness
+from benchmarks import finish_real, harness
 from benchmarks.fleet import MIXES
 from benchmarks.fleet_contending import TEAM, fleet_of
 from kvasir.plan import workload
@@ -183,7 +183,14 @@ def summary(found: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 def main() -> int:
     """Simulate every night, explain, and end with the line of JSON."""
-    options = harness.options(__doc__)
+    arguments = harness.parser(__doc__)
+    arguments.add_argument(
+        "--real", action="store_true", help="twenty nights on real processes: benchmarks.finish_real"
+    )
+    options = arguments.parse_args()
+    if options.real:
+        finish_real.spend_nights(options.quick, options.seed)
+        return 0
     nights = QUICK_NIGHTS if options.quick else NIGHTS
     found = []
     with ProcessPoolExecutor(PROCESSES) as pool:

@@ -9,15 +9,16 @@ import math
 import secrets
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 from benchmarks.fleet_draw import CONTEXT, SAMPLING, SHRINK, DrawnPrompt, PromptKind
-from infra.config.settings import load_settings
+from infra.config.settings import Settings, load_settings
 from kvasir.connect import connect
 from kvasir.plan.fleet import Decoder, Fleet, Prefiller
-from messages.jobs import JobResult, user_prompt
+from messages.jobs import JobResult, PrefillJob, user_prompt
 from producers.client import Client
 from tests.support.processes import Cluster, ModelEntry, Worker
 from tests.support.services import Pair
@@ -79,7 +80,18 @@ class Measured:
     joined_s: Mapping[str, float] = field(default_factory=dict)
 
 
-def run(pair: Pair, folder: Path, cast: Cast, prompts: Sequence[DrawnPrompt], steal: bool) -> Measured:
+# Called after each result with the settings, the client, all jobs, and the results so far.
+Watch = Callable[[Settings, Client, Sequence[PrefillJob], Sequence[tuple[float, JobResult]]], None]
+
+
+def run(
+    pair: Pair,
+    folder: Path,
+    cast: Cast,
+    prompts: Sequence[DrawnPrompt],
+    steal: bool,
+    watch: Watch = lambda _settings, _client, _jobs, _results: None,
+) -> Measured:
     """Start the workers, submit the class at once, and wait for its last answer. Raises if any job fails."""
     suffix = secrets.token_hex(3)
     named = _renamed(cast, suffix)
@@ -87,9 +99,11 @@ def run(pair: Pair, folder: Path, cast: Cast, prompts: Sequence[DrawnPrompt], st
         machines = _Machines(pair, folder / suffix, named, steal)
         stack.callback(machines.close)
         machines.start()
-        client = stack.enter_context(_client(pair, machines.config))
+        urls = {"KVASIR_BROKER_URL": pair.broker_url, "KVASIR_STORE_URL": pair.store_url}
+        settings = load_settings(config=machines.config, environ=urls)
+        client = stack.enter_context(connect(settings, name="fleet"))
         jobs = _jobs(client, prompts, suffix)
-        return machines.serve(client, jobs)
+        return machines.serve(client, jobs, partial(watch, settings))
 
 
 def _renamed(cast: Cast, suffix: str) -> Cast:
@@ -100,13 +114,6 @@ def _renamed(cast: Cast, suffix: str) -> Cast:
 
 def _jobs(client: Client, prompts: Sequence[DrawnPrompt], suffix: str) -> list[tuple[str, str, DrawnPrompt]]:
     return [(f"fleet-{suffix}", f"{prompt.job.model}.{suffix}", prompt) for prompt in prompts]
-
-
-@contextlib.contextmanager
-def _client(pair: Pair, config: Path) -> Iterator[Client]:
-    urls = {"KVASIR_BROKER_URL": pair.broker_url, "KVASIR_STORE_URL": pair.store_url}
-    with connect(load_settings(config=config, environ=urls), name="fleet") as client:
-        yield client
 
 
 class _Machines:
@@ -134,7 +141,9 @@ class _Machines:
     def _has_queue(self, model: str) -> bool:
         return next(iter(self._macs.values())).has_queue(f"prefill.{model}.bulk")
 
-    def serve(self, client: Client, jobs: Sequence[tuple[str, str, DrawnPrompt]]) -> Measured:
+    def serve(
+        self, client: Client, jobs: Sequence[tuple[str, str, DrawnPrompt]], watch: Callable[..., None]
+    ) -> Measured:
         """Submit, and gather every result."""
         batch_id = jobs[0][0]
         made = [
@@ -151,6 +160,7 @@ class _Machines:
         results = []
         for result in client.gather(batch_id, [job.job_id for job in made], GIVE_UP_S):
             results.append((time.monotonic() - started, result))
+            watch(client, made, results)
         for fate in fates:
             fate.join()
         _check(results, len(made))

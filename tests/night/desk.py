@@ -70,22 +70,22 @@ class Desk:
         wait_until(lambda: len(rubric_versions(course.out)) == 2, "another version is kept")
         (corrected,) = set(rubric_versions(course.out)) - {Path(read_inputs(course.out).rubric)}
         wait_until_chosen(browser, version_name(course.out, corrected))
-        tried = len(self._planned(course))
+        tried = self._submissions(course)
         browser.click("Regrade beside the present grades")
         browser.wait_for("are different, by", GRADED_S)
         browser.click("Use this rubric for the class")
         wait_until(lambda: read_inputs(course.out).rubric == str(corrected), "the rubric is the corrected one")
         wait_until(lambda: not grading_work(course.out).is_alive, "the trial has its grades", GRADED_S)
-        assert len(self._planned(course)) == tried, "after a trial only its submissions are graded again"
+        assert self._submissions(course) == tried, "after a trial only its submissions are graded again"
         course.rubric = corrected
 
     def submit(self, course: Course) -> "DeskOwner":
         """The whole class."""
-        tried = len(self._planned(course))
+        tried = self._submissions(course)
         with Browser(self._folder / "browser") as browser:
             browser.open(self._page.at(course.out, "Grade"))
             browser.click("Grade all")
-            wait_until(lambda: len(self._planned(course)) > tried, "the rest of the class is planned", GRADED_S)
+            wait_until(lambda: self._submissions(course) > tried, "the rest of the class is planned", GRADED_S)
         return DeskOwner(course.out)
 
     def retry(self, course: Course, state: str) -> None:
@@ -96,8 +96,10 @@ class Desk:
             wait_until(lambda: grading_work(course.out).exit_code is not None, "another try has ended", GRADED_S)
 
     @staticmethod
-    def _planned(course: Course) -> list[object]:
-        return list(json.loads((course.out / "batch.json").read_text("utf-8"))["jobs"])
+    def _submissions(course: Course) -> set[str]:
+        """Those that the batch has planned so far."""
+        jobs = json.loads((course.out / "batch.json").read_text("utf-8"))["jobs"]
+        return {job["item_id"].partition(".")[0] for job in jobs}
 
     def review(self, course: Course, each: int) -> list[Override]:
         """Two people, each in a browser, accept so many grades each by keyboard; what stands decided then."""
