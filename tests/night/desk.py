@@ -5,12 +5,14 @@ In the morning two of them review.
 
 import json
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Self
 
 from desk.assignments import grading_work, read_inputs, rubric_versions, version_name
+from desk.work import Work
 from grading.reviews import Override, read_overrides
 from tests.night.courses import CORRECTED_GUIDANCE, GUIDANCE, Course
 from tests.night.site import Site
@@ -74,8 +76,9 @@ class Desk:
         browser.click("Regrade beside the present grades")
         browser.wait_for("are different, by", GRADED_S)
         browser.click("Use this rubric for the class")
-        wait_until(lambda: read_inputs(course.out).rubric == str(corrected), "the rubric is the corrected one")
-        wait_until(lambda: not grading_work(course.out).is_alive, "the trial has its grades", GRADED_S)
+        work = grading_work(course.out)
+        wait_until(lambda: str(corrected) in self._command(work), "the trial has the corrected rubric", GRADED_S)
+        wait_until(lambda: not work.is_alive, "the trial has its grades", GRADED_S)
         assert self._submissions(course) == tried, "after a trial only its submissions are graded again"
         course.rubric = corrected
 
@@ -94,6 +97,12 @@ class Desk:
             browser.open(self._page.at(course.out, "Grade"))
             browser.click(f"Try the {state} ones again")
             wait_until(lambda: grading_work(course.out).exit_code is not None, "another try has ended", GRADED_S)
+
+    @staticmethod
+    def _command(work: Work) -> Sequence[str]:
+        """What the desk started last."""
+        record = work.record()
+        return record.command if record else ()
 
     @staticmethod
     def _submissions(course: Course) -> set[str]:
