@@ -127,18 +127,19 @@ def regrade(site: Site, record: Record, course: Course) -> None:
     text = course.rubric.read_text("utf-8")
     course.rubric.write_text(text.replace(GUIDANCE, CORRECTED_GUIDANCE), "utf-8")
     again = site.start("producer", "regrade", str(course.out), "--criterion", "clear", "--yes", "--json", "--quiet")
-    kept, promised = _finish_times(site, again)
+    record.finish = _finish_times(site, again)
     assert again.wait() in (0, 1), again.text()
     (cost,) = (line["cost"] for line in again.events() if "cost" in line)
     if set(cost["asked"]) != {"clear"} or _points(course, "parts") != before:
         record.unequal.append(f"{course.title}: a regrade of one criterion touched others: {cost}")
-    finish = f"the end came within {kept} of the {promised} intervals that status gave"
+    kept = sum(low_s <= left_s <= high_s for low_s, high_s, left_s in record.finish)
+    finish = f"the end came within {kept} of the {len(record.finish)} intervals that status gave"
     record.add(f"{course.title}: one criterion graded again", f"{cost['jobs']} jobs; {finish}", start)
 
 
-def _finish_times(site: Site, work: RunningProcess) -> tuple[int, int]:
-    """How many of the intervals that `kvasir status` gives while this runs hold its end; nobody else has work."""
-    intervals: list[tuple[float, float]] = []
+def _finish_times(site: Site, work: RunningProcess) -> list[tuple[float, float, float]]:
+    """Each interval that `kvasir status` gives while this runs, and how long it took then. Nobody else has work."""
+    intervals: list[tuple[float, float, float]] = []  # when, and the interval in seconds from then
     ended = 0.0
     while work.alive:
         asked = time.time()
@@ -147,11 +148,11 @@ def _finish_times(site: Site, work: RunningProcess) -> tuple[int, int]:
         if finish:
             ended = 0.0
             if finish["left_s"] > _SOON_S:
-                intervals.append((now + finish["interval_s"][0], now + finish["interval_s"][1]))
+                intervals.append((now, *finish["interval_s"]))
         elif intervals:
             ended = ended or now
         time.sleep(1.0)
-    return sum(earliest <= (ended or time.time()) <= latest for earliest, latest in intervals), len(intervals)
+    return [(low_s, high_s, (ended or time.time()) - now) for now, low_s, high_s in intervals]
 
 
 def _points(course: Course, criterion_id: str) -> dict[str, object]:

@@ -44,6 +44,8 @@ class Record:
     left: int = 0  # messages, queues and keys of a batch that was forgotten
     unequal: list[str] = field(default_factory=list)  # books that don't agree
     retried: int = 0  # jobs that ran again in the morning
+    # Of a batch that nobody disturbs: the interval until its end as `kvasir status` gave it, and the truth, in seconds.
+    finish: list[tuple[float, float, float]] = field(default_factory=list)
     night_s: float = 0.0
     morning_s: float = 0.0
 
