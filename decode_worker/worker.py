@@ -40,7 +40,7 @@ from messages.errors import (
 )
 from messages.jobs import KV_CHECK_EVERY, DecodeJob, JobResult
 from messages.lifecycle import Event, Step
-from messages.workers import MAX_CURVES, MAX_REFUSALS, WorkerInfo, WorkerStage
+from messages.workers import MAX_CURVES, MAX_REFUSALS, MAX_STEALS, WorkerInfo, WorkerStage
 
 log = logging.getLogger(__name__)
 
@@ -299,6 +299,7 @@ class DecodeWorker:
                 decode_curves=throughput.curves.curves()[-MAX_CURVES:],
                 paused_because=self.loop.paused_because,
                 turns=TURNS,
+                steals=tuple(self._model_cache.candidates())[:MAX_STEALS],
             ),
         )
 

@@ -15,7 +15,7 @@ BOTH_ROLES: tuple[WorkerStage, ...] = ("prefill", "decode")
 
 MAX_LAYOUT_BYTES = 512
 MAX_REFUSALS = 16
-MAX_CURVES = MAX_LINKS = MAX_POINTS = 64
+MAX_CURVES = MAX_LINKS = MAX_POINTS = MAX_STEALS = 64
 _MAX_RATE = 1e11
 ENGINE_AWAY = "its engine is away"
 SELF_PAUSED = "paused itself"
@@ -127,6 +127,7 @@ class WorkerDetails:
     paused_because: str = ""  # a sentence that says why the worker paused itself; empty if it is not paused
     template: str = ""  # hash of the prompts that the worker's chat template makes of fixed conversations
     turns: int = 0  # number of `bulk` queues that the worker serves in turn; 0 means only the first
+    steals: tuple[str, ...] = ()  # other models of which the worker may take jobs now, in memory or not
 
     def __post_init__(self) -> None:
         checks.tuple_of("roles", self.roles, str, 2)
@@ -140,6 +141,7 @@ class WorkerDetails:
             if len({curve.model for curve in curves}) < len(curves):
                 raise InvalidMessage(f"the curves in {name} must be for different models")
         checks.tuple_of("links", self.links, Link, MAX_LINKS)
+        checks.tuple_of("steals", self.steals, str, MAX_STEALS)
         checks.whole("turns", self.turns, 0, 1 << 32)
         checks.number("clock_s", self.clock_s, -_MAX_RATE, _MAX_RATE)
         for name in ("engine_build", "slot_file_version", "paused_because", "template"):

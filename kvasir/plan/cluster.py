@@ -119,7 +119,18 @@ def fleet_of_workers(settings: Settings, workers: Iterable[WorkerInfo]) -> tuple
         if worker.role == "prefill"
     ]
     decode_workers = [(worker, rates) for worker, rates in rated_workers if worker.role == "decode" and worker.slots]
-    decoders = [Decoder(_machine(worker), worker.model, worker.slots, rates) for worker, rates in decode_workers]
+    # As in the policy, a worker that has not decoded a model yet is assumed to be as fast as the model's own workers.
+    home_rates = {worker.model: rates[worker.model] for worker, rates in decode_workers}
+    decoders = [
+        Decoder(
+            _machine(worker),
+            worker.model,
+            worker.slots,
+            rates | {name: home_rates[name] for name in worker.details.steals if name in home_rates.keys() - rates},
+            {name: _load_s(settings.model(name)) for name in settings.models if name not in worker.resident},
+        )
+        for worker, rates in decode_workers
+    ]
     overheads = PREFILL_OVERHEAD_S, DECODE_OVERHEAD_S
     return Fleet(tuple(prefillers), tuple(decoders), {}, *overheads), [worker for worker, _ in decode_workers]
 
@@ -198,8 +209,13 @@ def _decoder(settings: Settings, machine: MachineSettings, role: MachineRole, mo
         if machine.rates.get(name, Rates()).of("decode") and _fits_memory(machine, home, settings.model(name))
     ]
     usable_rates = {name: _rate(machine, replace(role, model=name)) for name in [role.model, *guests]}
-    load_s = {name: settings.model(name).memory_gb * 1e9 / FIRST_LOAD_BYTES_PER_S for name in usable_rates}
+    load_s = {name: _load_s(settings.model(name)) for name in usable_rates}
     return Decoder(machine.name, role.model, role.slots or home.slots, usable_rates, load_s)
+
+
+def _load_s(model: ModelSettings) -> float:
+    """Return how long it takes to load a model."""
+    return model.memory_gb * 1e9 / FIRST_LOAD_BYTES_PER_S
 
 
 def _rate(machine: MachineSettings, role: MachineRole) -> Rate:

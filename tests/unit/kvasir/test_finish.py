@@ -155,6 +155,24 @@ def test_workers_bring_their_curves_else_their_figures_else_the_configuration() 
     assert [worker.host for worker in registrations] == ["spark1", "mac1", "mac2"]
 
 
+def test_a_worker_that_may_steal_a_model_is_taken_to_be_as_fast_as_the_models_own_workers() -> None:
+    own = {"resident_tokens_per_s": (12.0,), "resident_answer_tokens": (80.0,)}
+    thief = _worker("mac1", "decode", resident=(MODEL,), details=WorkerDetails(steals=("other", "nobody's")), **own)
+    both = {"resident_tokens_per_s": (20.0, 9.0), "resident_answer_tokens": (50.0, 80.0)}
+    measured = WorkerDetails(steals=(MODEL,))
+    home = replace(_worker("mac2", "decode", resident=("other", MODEL), details=measured, **both), model="other")
+    entries = {MODEL: {"context": 8192}, "other": {"context": 8192, "memory_gb": 65}}
+    settings = load_settings({"models": entries}, environ={}, cwd=Path("/"), user_dir=Path("/"))
+
+    fleet, _ = fleet_of_workers(settings, [thief, home])
+
+    first, second = fleet.decoders
+    assert dict(first.tokens_per_s) == {MODEL: 12.0, "other": 20.0}
+    assert dict(second.tokens_per_s) == {"other": 20.0, MODEL: 9.0}  # what was measured here goes first
+    assert first.load_s["other"] == pytest.approx(65.0)
+    assert "other" not in second.load_s
+
+
 class _Broker:
     def __init__(self, prefill: int, decode: int) -> None:
         self._ready = {work_queue("prefill", MODEL, "bulk"): prefill, work_queue("decode", MODEL, "bulk"): decode}

@@ -121,6 +121,7 @@ MESSAGES = {
     "details-paused": WorkerDetails(("decode",), paused_because="the broker is connected, and has not confirmed"),
     "details-with-a-template": WorkerDetails(("decode",), template="7e3f"),
     "details-with-turns": WorkerDetails(("decode",), turns=4),
+    "details-with-steals": WorkerDetails(("decode",), steals=("qwen3-coder:30b", "tiny:1b")),
     "details-with-a-link": WorkerDetails(links=(Link("spark1", 0.25, 110.5, 90.0, 112.0, 125.0, 1300, 212_992),)),
 }
 
